@@ -1,6 +1,6 @@
 /* Runs the CPU kernel under the compiler's sanitizers (`make sanitize`): every cell, many shapes,
  * every instruction set this processor has, tensors in memory of exactly their own size; then the output
- * layer with its loss, the clipping of all gradients found, a step of two layers, tokens that they write, and calls of stacks,
+ * layer with its loss, the clipping of all gradients found, a step of two layers, tokens that they write, beams, and calls of stacks,
  * packed and dropped.
  * The variants must also agree with one another. */
 #include "../src/elman/kernels/cpu/job.h"
@@ -17,6 +17,9 @@ int elman_head(const Head *, int kind, int level);
 int elman_step(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, int kind, int level);
 int elman_write(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E, const Rules *,
                 const int64_t *last, int64_t length, const double *chances, int64_t *tokens, int kind, int level);
+int elman_search(const Job *, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E, const Rules *,
+                 const int64_t *last_rows, const int64_t *last, int64_t length, double *sums, int64_t *rows, int64_t *tokens, int kind,
+                 int level);
 int elman_call(const Stack *, const Use *, const void *x, const void *h_0, const void *c_0, void *y, void *h, void *c, void *kept);
 int elman_call_back(const Stack *, const Use *, const void *x, const void *kept, const void *y, const void *dy, const void *dh,
                     const void *dc, void *dx, void *dh_0, void *dc_0, void *const *dw);
@@ -242,6 +245,24 @@ template <class real> struct Run {
                     abort();
             for (int64_t token : tokens)
                 if (token < 0 || token > V - 1 - (V > 1)) abort();
+        }
+        search(jobs, kind, level);
+    }
+    /* A beam of as many texts as there are rows. */
+    void search(const Job *jobs, int kind, int level) const {
+        int64_t V = c.I, exclude[] = {V - 1}, n = 3 * c.B;
+        std::vector<real> W = normal_like(V * c.H), E = normal_like(V * c.I), y(size_t(c.B * V));
+        Rules rules = {1, 1, V, exclude, V > 1};
+        for (bool rows_of_E : {false, true}) {
+            std::vector<double> sums(size_t(c.B), -INFINITY);
+            std::vector<int64_t> rows(size_t(2 * n), -1), tokens(size_t(2 * n), -1);
+            sums[0] = 0;
+            for (int64_t at : {int64_t(0), n})
+                if (elman_search(jobs, 2, W.data(), nullptr, y.data(), V, rows_of_E ? E.data() : nullptr, &rules, at ? rows.data() + at - c.B : nullptr,
+                                 at ? tokens.data() + at - c.B : nullptr, 3, sums.data(), rows.data() + at, tokens.data() + at, kind, level) != OK)
+                    abort();
+            for (int64_t i = 0; i < 2 * n; i++)
+                if (rows[size_t(i)] < 0 || rows[size_t(i)] >= c.B || tokens[size_t(i)] < 0 || tokens[size_t(i)] > V - 1 - (V > 1)) abort();
         }
     }
     /* The same two layers, called from given states and from zeros. */

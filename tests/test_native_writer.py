@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elman.errors import WorkFailed
-from elman.generation import Sampling, _draw, generate, generate_batch
+from elman.generation import (
+    Sampling,
+    _draw,
+    _read,
+    _rows,
+    _steps_of_a_beam,
+    _traced,
+    beam_search,
+    generate,
+    generate_batch,
+)
 from elman.kernels import cpu
 from elman.kernels.cpu.steps import Steps, rules_of
 from elman.language_model import native_writer, stepper
@@ -152,6 +162,87 @@ def test_a_model_that_diverges_ends_its_text_where_it_does():
     assert [next(written) for _ in range(at)] == text[:at]
     with pytest.raises(WorkFailed, match="not numbers one can draw from"):
         next(written)
+
+
+def beams(model, prompt, length, width, exclude):
+    """The texts and scores that native code finds, and those that Python does."""
+    with torch.no_grad():
+        logits, state = _read(model, torch.tensor([prompt]), None)
+    own = model.stepper(_rows(state, torch.zeros(width, dtype=torch.int64)), width)
+    steps, scores = native_writer.searched(own.writer, logits, length, exclude)
+    found = list(zip(_traced(steps), scores.tolist(), strict=True))
+    with torch.no_grad():
+        steps, scores = _steps_of_a_beam(model, logits, state, length, width, exclude)
+    expected = list(zip(_traced(steps), scores.tolist(), strict=True))
+    return found, expected
+
+
+@given(data=st.data())
+def test_a_beam_finds_what_python_finds(data):
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    size = data.draw(st.integers(2, 40))
+    shape = {
+        "cell": data.draw(st.sampled_from(["elman", "gru", "lstm"])),
+        "hidden_size": 5,
+        "embedding_size": data.draw(st.sampled_from([None, 3])),
+        "layers": data.draw(st.integers(1, 2)),
+    }
+    model = LanguageModel(size, **shape).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(5)
+    prompt = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=4))
+    exclude = data.draw(st.lists(st.integers(0, size - 2), max_size=2))
+    length, width = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 50))
+    found, expected = beams(model, prompt, length, width, exclude)
+    assert all(score == -math.inf for _, score in found[len(expected) :])
+    assert [ids for ids, _ in found[: len(expected)]] == [ids for ids, _ in expected]
+    assert [s for _, s in found[: len(expected)]] == pytest.approx([s for _, s in expected], 1e-12)
+    both = beam_search(model, prompt, length, width, exclude=exclude)
+    assert [text.ids for text in both] == [ids for ids, _ in expected]
+
+
+def test_of_equal_texts_a_beam_keeps_the_first_and_of_equal_tokens_those_of_lower_ids():
+    model = LanguageModel(70, hidden_size=4)
+    with torch.no_grad():
+        model.weight_hq.zero_()
+        model.bias_q.zero_()[40:] = 1
+    found = beam_search(model, [1], 2, 33, exclude=[41])
+    assert [text.ids for text in found] == [
+        *([40, token] for token in range(40, 70) if token != 41),
+        *([42, token] for token in (40, 42, 43, 44)),
+    ]
+
+
+def test_beams_of_large_vocabularies_on_two_threads():
+    torch.manual_seed(0)
+    model = LanguageModel(9000, hidden_size=16, embedding_size=8).double()
+    found, expected = beams(model, [1], 4, 24, [0])
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("exclude", [[], [3]])
+def test_a_beam_ends_where_scores_are_not_numbers(value, exclude):
+    model = LanguageModel(6, hidden_size=4)
+    with torch.no_grad():
+        model.bias_q[3] = value
+    with pytest.raises(WorkFailed, match="not numbers one can draw from"):
+        beam_search(model, [1], 3, 4, exclude=exclude)
+    with torch.no_grad():
+        model.bias_q[3] = 0
+        model.recurrence.weight_ih_l0[:, 2] = math.nan  # read after a step
+    with pytest.raises(WorkFailed, match="not numbers one can draw from"):
+        beam_search(model, [1], 3, 6)
+    assert len(beam_search(model, [1], 3, 6, exclude=[2])) == 6
+
+
+def test_a_beam_goes_on_from_piece_to_piece(monkeypatch):
+    torch.manual_seed(3)
+    model = LanguageModel(30, cell="lstm", hidden_size=8, layers=2)
+    whole = beam_search(model, [1], 40, 5)
+    monkeypatch.setattr(native_writer, "MANY", 3)
+    assert beam_search(model, [1], 40, 5) == whole
 
 
 def test_weights_that_change_while_a_text_is_written_are_read():

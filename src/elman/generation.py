@@ -402,19 +402,23 @@ def _search(
         own = cast(tuple[Any, Any], (model, state))
         steps, scores = searcher.searched(own[0], logits, own[1], length, width, without)
     else:
-        steps, scores = _steps_of_a_beam(model, logits, state, length, width, without)
+        alike = torch.zeros(width, dtype=torch.int64, device="cpu")
+        if (native := _Steps(model, _rows(state, alike), width).writer) is not None:
+            steps, scores = native_writer.searched(native, logits, length, without)
+        else:
+            steps, scores = _steps_of_a_beam(model, logits, state, length, width, without)
     texts = zip(_traced(steps), scores.tolist(), strict=True)
     return [Continuation(ids, score) for ids, score in texts if score > -math.inf]
 
 
 def _steps_of_a_beam(
     model: nn.Module, logits: Tensor, state: Nest, length: int, width: int, exclude: list[int]
-) -> tuple[searcher.Steps, Scores]:
+) -> tuple[searcher.Beam, Scores]:
     """For every token, which text each new one continues and with what; the last scores."""
     size, step = logits.shape[-1], None
     excluded = torch.tensor(exclude, dtype=torch.int64, device=logits.device)
     scores: Scores = np.zeros(1)
-    steps: searcher.Steps = []
+    steps: searcher.Beam = []
     for remaining in reversed(range(length)):
         log_p, ids = _likeliest_of_each(logits.detach(), excluded, width)
         reached = (scores[:, None] + log_p).ravel()
@@ -453,7 +457,7 @@ def _likeliest_of_each(
     return found[:, :count], ids[:, :count]
 
 
-def _traced(steps: searcher.Steps) -> list[list[int]]:
+def _traced(steps: searcher.Beam) -> list[list[int]]:
     """Follow every text of the last beam back to the prompt."""
     row = np.arange(len(steps[-1][0]))
     columns = []

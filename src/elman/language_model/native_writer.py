@@ -1,6 +1,7 @@
-"""Writing on a CPU: drawing a token and reading it follow each other in native code.
+"""Writing on a CPU: choosing a token and reading it follow each other in native code.
 
     p ∝ exp(o / temperature) of the tokens that are kept,   x the first token with Σ_{v ≤ x} p_v > u
+    or, by a beam, the texts of the highest log p(y | x) = Σ_t log p(y_t | x, y_1 … y_{t-1})
 
 A step of a small model takes a processor a few microseconds, and Python ten times as long to ask
 for it and to draw from its scores. So Python asks for many tokens at a time, as long as a reader
@@ -9,14 +10,19 @@ who waits for them does not notice.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from elman.kernels.cpu import Steps
 from elman.kernels.cpu.steps import rules_of
+from elman.language_model.searcher import Beam
+from elman.language_model.turns import not_numbers
 from elman.language_model.writer import Rules, columns
 
 MANY = 256
@@ -44,4 +50,35 @@ def written(
         taken = time.perf_counter() - begun
         yield from columns(tokens)
         last, length = tokens[-1], length - count
-        count = min(2 * count if 2 * taken < UNNOTICED else count, length, MANY)
+        count = _next(count, taken, length)
+
+
+def searched(
+    steps: Steps, logits: Tensor, length: int, exclude: Sequence[int]
+) -> tuple[Beam, NDArray[np.float64]]:
+    """The steps of a beam from these logits of one text on, and its last scores: see `searcher`.
+
+    It is as wide as `steps` has rows, which begin in the state of that text.
+    """
+    rows, asked = steps.shape[0], rules_of(1.0, None, None, exclude)
+    scores = logits.detach().to("cpu", steps.dtype).repeat(rows, 1)
+    sums = torch.full((rows,), -math.inf, dtype=torch.float64, device="cpu")
+    sums[0] = 0
+    found: Beam = []
+    last: tuple[Tensor, Tensor] | None = None
+    count = 1
+    while len(found) < length:
+        begun = time.perf_counter()
+        both = steps.search(scores, asked, last, sums, count)
+        taken = time.perf_counter() - begun
+        if both is None:
+            raise not_numbers()
+        found += zip(*(t.numpy() for t in both), strict=True)
+        last = both[0][-1], both[1][-1]
+        count = _next(count, taken, length - len(found))
+    return found, sums.numpy()
+
+
+def _next(count: int, taken: float, left: int) -> int:
+    """How many tokens to ask for after so many, which took so long: twice as many, unnoticed."""
+    return min(2 * count if 2 * taken < UNNOTICED else count, left, MANY)

@@ -22,7 +22,7 @@ from elman.language_model.loss import widened
 from elman.language_model.model import LanguageModel, ModelState
 from elman.language_model.turns import MANY, Turns, highest, ids_of, lent, not_numbers, remembered
 
-Steps = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+Beam = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 """For every token: which text of the step before each new one continues, and with what."""
 
 
@@ -33,13 +33,13 @@ def searched(
     length: int,
     width: int,
     exclude: Sequence[int],
-) -> tuple[Steps, NDArray[np.float64]]:
+) -> tuple[Beam, NDArray[np.float64]]:
     """The steps of a beam from these logits and this state of one text on, and its last scores.
 
     A score of -∞ is of no text.
     """
     what = (Searcher, width, tuple(exclude))
-    steps: Steps = []
+    steps: Beam = []
     with lent(model, what, length, lambda key: Searcher(model, width, exclude, key)) as searcher:
         searcher.begin(logits, state)
         while len(steps) < length:
@@ -73,7 +73,7 @@ class Searcher(Turns):
             self.scores.fill_(-math.inf)[0] = 0
             self.numbers.fill_(True)
 
-    def search(self, count: int) -> Steps:
+    def search(self, count: int) -> Beam:
         """The next steps of the beam, `MANY` at most."""
         self.take(count)
         rows, tokens = (t[:count].to("cpu", copy=True).numpy() for t in (self.rows, self.tokens))

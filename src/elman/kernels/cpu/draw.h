@@ -1,9 +1,10 @@
-/* The next token of a text, drawn from its scores o by a chance u:
+/* What follows in a text, from the scores o of every token. Drawn by a chance u:
  *
  *     p ∝ exp((o - max o) / temperature) of what top-k and then top-p leave,   the first v with Σ_{i ≤ v} p_i > u
  *
- * Python's own way is in generation.py (`Sampling`), and is what this one is tested against. Of equal scores the lower id
- * counts as the higher. All in double, so only such variants have it. */
+ * or by a beam, the texts of the highest Σ log p of all that continue those of the step before. Python's own way is in
+ * generation.py (`Sampling`, `_steps_of_a_beam`), and is what this one is tested against. Of equal scores the lower id counts
+ * as the higher. All in double, so only such variants have it. */
 #pragma once
 #include "product.h"
 #include <algorithm>
@@ -47,6 +48,23 @@ struct Draw {
         if (shares) share(o, n, top, total);
         int64_t chosen = at(n, real(chance));
         return cuts ? ids.data[chosen] : chosen;
+    }
+
+    /* The likeliest tokens that top-k leaves, in the order of their ids, and their log p: how many; -1 as above. */
+    template <class number> int64_t likeliest(const number *from, real *log_p, int64_t *tokens) const {
+        real *o = scores.data;
+        for (int64_t v = 0; v < V; v++) o[v] = real(from[v]);
+        int64_t n = V;
+        fill_up(o, n);
+        real top = highest(o, n);
+        if (!(top > -INFINITY && top < INFINITY)) return -1;
+        real log_total = top + std::log(weigh(o, n, top));
+        for (int64_t i = 0; i < rules.excluded; i++) o[rules.exclude[i]] = -INFINITY;
+        if (cuts) n = cut(o, n);
+        int64_t count = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (o[i] > -INFINITY) log_p[count] = o[i] - log_total, tokens[count++] = cuts ? ids.data[i] : i;
+        return count > 0 ? count : -1;
     }
 
   private:
@@ -160,6 +178,53 @@ struct Draw {
         return chosen;
     }
 };
+
+/* A text of a beam: the sum of its log p, which text it continues, and with what. */
+struct Text {
+    double sum;
+    int64_t row, token;
+    bool operator<(const Text &other) const {
+        return sum != other.sum ? sum > other.sum : row != other.row ? row < other.row : token < other.token;
+    }
+};
+
+/* Continues the texts of a beam, B of them, whose sums of log p are `sums` (-∞: no text): which of them each new one continues,
+ * and with what. What is no text repeats the best one. Of equals the first text, and the lower id. */
+int widen(const Rules *rules, const void *scores, bool wide, int64_t B, int64_t V, double *sums, int64_t *rows, int64_t *tokens,
+          int64_t threads) {
+    const int64_t each_row = at_most(B, V);
+    Buffer<Text> texts(B * each_row);
+    Buffer<int64_t> counts(B);
+    if (!texts.ok() || !counts.ok()) return NO_MEMORY;
+    threads = worth_two(B * V * 16) ? at_most(threads, B) : 1;
+    std::atomic<int> status{OK};
+    each(threads, threads, [&](int64_t i) {
+        Rules likeliest = {1, 1, each_row, rules->exclude, rules->excluded};
+        Draw next{likeliest, V};
+        Buffer<real> log_p(each_row);
+        Buffer<int64_t> ids(each_row);
+        if (!next.ok() || !log_p.ok() || !ids.ok()) return status.store(NO_MEMORY);
+        for (int64_t b = B * i / threads; b < B * (i + 1) / threads; b++) {
+            counts.data[b] = 0;
+            if (!(sums[b] > -INFINITY)) continue;
+            int64_t n = wide ? next.likeliest(static_cast<const double *>(scores) + b * V, log_p.data, ids.data)
+                             : next.likeliest(static_cast<const float *>(scores) + b * V, log_p.data, ids.data);
+            if (n < 0) return status.store(NO_NUMBERS);
+            for (int64_t k = 0; k < n; k++) texts.data[b * each_row + k] = {sums[b] + log_p.data[k], b, ids.data[k]};
+            counts.data[b] = n;
+        }
+    });
+    if (status) return status;
+    int64_t count = 0;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t k = 0; k < counts.data[b]; k++) texts.data[count++] = texts.data[b * each_row + k];
+    std::partial_sort(texts.data, texts.data + at_most(B, count), texts.data + count);
+    for (int64_t b = 0; b < B; b++) {
+        const Text &text = texts.data[b < count ? b : 0];
+        sums[b] = b < count ? text.sum : -INFINITY, rows[b] = text.row, tokens[b] = text.token;
+    }
+    return OK;
+}
 
 /* One token for each row of scores (rows, V), in double if `wide`, else in float. */
 int draw(const Rules *rules, const void *scores, bool wide, int64_t rows, int64_t V, const double *chances, int64_t *tokens,

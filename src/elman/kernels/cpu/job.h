@@ -159,7 +159,9 @@ struct Variant {
     int (*back_twice)(const Twice *);
     void (*linear)(const void *x, const void *W, const void *b, void *y, int64_t rows, int64_t K, int64_t N, int64_t threads);
     int (*draw)(const Rules *, const void *scores, bool wide, int64_t rows, int64_t V, const double *chances, int64_t *tokens,
-                int64_t threads); /* of doubles only */
+                int64_t threads); /* of doubles only, as the next */
+    int (*widen)(const Rules *, const void *scores, bool wide, int64_t rows, int64_t V, double *sums, int64_t *from, int64_t *tokens,
+                 int64_t threads);
     double (*sum_of_squares)(const void *x, int64_t n);
     void (*scale)(void *x, int64_t n, double factor);
     void (*tanh)(const void *x, void *y, int64_t n);

@@ -225,29 +225,80 @@ PUBLIC int elman_step(const Job *layers, int64_t count, const void *W, const voi
     return step(layers, layers + 1, count - 1, W, b, y, V, kind, level);
 }
 
+namespace {
+
+/* Reads tokens with such a step: the first layer reads ids, or rows of E, of which there are V. */
+struct Reader {
+    const Job *layers;
+    int64_t count;
+    const void *W, *b;
+    void *y;
+    int64_t V;
+    const void *E;
+    int kind, level;
+    Job lowest = layers[0];
+    int64_t B = lowest.B, width = kind == DOUBLE ? 8 : 4, row = lowest.I * width;
+    char *xs = E ? static_cast<char *>(borrow(B * row)) : nullptr;
+
+    ~Reader() {
+        if (xs) give_back(xs, B * row);
+    }
+    bool ok() const { return xs || !E; }
+    int operator()(const int64_t *tokens) {
+        for (int64_t s = 0; xs && s < B; s++) memcpy(xs + s * row, static_cast<const char *>(E) + tokens[s] * row, size_t(row));
+        lowest.xs = xs, lowest.ids = xs ? nullptr : tokens;
+        return step(&lowest, layers + 1, count - 1, W, b, y, V, kind, level);
+    }
+    /* Go on from these of the states of all layers. */
+    int take(const int64_t *rows) const {
+        for (int64_t i = 0; i < count; i++)
+            for (void *track : {layers[i].hs, layers[i].cs}) {
+                int64_t bytes = layers[i].H * width;
+                if (!track) continue;
+                char *before = static_cast<char *>(borrow(B * bytes)), *now = static_cast<char *>(track) + B * bytes;
+                if (!before) return NO_MEMORY;
+                memcpy(before, now, size_t(B * bytes));
+                for (int64_t s = 0; s < B; s++) memcpy(now + s * bytes, before + rows[s] * bytes, size_t(bytes));
+                give_back(before, B * bytes);
+            }
+        return OK;
+    }
+};
+
+} // namespace
+
 /* `length` tokens (length, B), one after the other: each is drawn from the scores y (B, V) by a row of `chances` (length, B), then
- * read, which leaves the next scores in y; not the last ones, which the next call reads first, as its `last` (null: none). The
- * first layer reads ids, or rows of E, of which there are V. */
+ * read, which leaves the next scores in y; not the last ones, which the next call reads first, as its `last` (null: none). */
 PUBLIC int elman_write(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E,
                        const Rules *rules, const int64_t *last, int64_t length, const double *chances, int64_t *tokens, int kind,
                        int level) {
     NoSubnormals here;
-    Job lowest = layers[0];
-    const int64_t B = lowest.B, row = lowest.I * (kind == DOUBLE ? 8 : 4);
-    char *xs = E ? static_cast<char *>(borrow(B * row)) : nullptr;
-    if (E && !xs) return NO_MEMORY;
-    auto read = [&] {
-        for (int64_t s = 0; xs && s < B; s++) memcpy(xs + s * row, static_cast<const char *>(E) + last[s] * row, size_t(row));
-        lowest.xs = xs, lowest.ids = xs ? nullptr : last;
-        return step(&lowest, layers + 1, count - 1, W, b, y, V, kind, level);
-    };
+    Reader read{layers, count, W, b, y, V, E, kind, level};
+    if (!read.ok()) return NO_MEMORY;
+    auto draw = variant(DOUBLE, level)->draw;
     int status = OK;
-    for (int64_t t = 0; t < length && !status; t++, last = tokens, tokens += B) {
-        if (last) status = read();
-        if (!status)
-            status = variant(DOUBLE, level)->draw(rules, y, kind == DOUBLE, B, V, chances ? chances + t * B : nullptr, tokens, lowest.threads);
+    for (int64_t t = 0; t < length && !status; t++, last = tokens, tokens += read.B) {
+        if (last) status = read(last);
+        const double *chance = chances ? chances + t * read.B : nullptr;
+        if (!status) status = draw(rules, y, kind == DOUBLE, read.B, V, chance, tokens, read.lowest.threads);
     }
-    if (xs) give_back(xs, B * row);
+    return status;
+}
+
+/* The same for a beam of B texts: which text of the step before each new one continues, and with what; `sums` (B) of log p. */
+PUBLIC int elman_search(const Job *layers, int64_t count, const void *W, const void *b, void *y, int64_t V, const void *E,
+                        const Rules *rules, const int64_t *last_rows, const int64_t *last, int64_t length, double *sums, int64_t *rows,
+                        int64_t *tokens, int kind, int level) {
+    NoSubnormals here;
+    Reader read{layers, count, W, b, y, V, E, kind, level};
+    if (!read.ok()) return NO_MEMORY;
+    auto widen = variant(DOUBLE, level)->widen;
+    int status = OK;
+    for (int64_t t = 0; t < length && !status; t++, last_rows = rows, last = tokens, rows += read.B, tokens += read.B) {
+        if (last) status = read.take(last_rows);
+        if (last && !status) status = read(last);
+        if (!status) status = widen(rules, y, kind == DOUBLE, read.B, V, sums, rows, tokens, read.lowest.threads);
+    }
     return status;
 }
 

@@ -165,6 +165,13 @@ ENTRIES: dict[str, tuple[Any, list[Any]]] = {
             *(POINTER, INT64, POINTER, POINTER, INT, INT),
         ],
     ),
+    "elman_search": (
+        INT,
+        [
+            *(POINTER, INT64, POINTER, POINTER, POINTER, INT64, POINTER, _RULES),
+            *(POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT, INT),
+        ],
+    ),
     "elman_call": (INT, [_STACK, _USE, *[POINTER] * 7]),
     "elman_call_back": (INT, [_STACK, _USE, *[POINTER] * 10]),
     "elman_packed_rows": (INT64, [POINTER, INT64, INT64, POINTER, POINTER, INT64]),

@@ -123,6 +123,31 @@ class Steps:
         library.check_memory(status)
         return tokens
 
+    def search(
+        self,
+        logits: Tensor,
+        rules: RulesArguments,
+        last: tuple[Tensor, Tensor] | None,
+        sums: Tensor,
+        length: int,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Continue the texts of a beam: which row each new one continues, and with what token.
+
+        Both (length, rows); None where scores were not numbers. `sums` of log p (rows,) move on; -∞
+        is no text. Of the rules only what is excluded counts. As in `write`, the `last` of the call
+        before are read first.
+        """
+        self._aim()
+        rows, tokens = torch.zeros(2, length, self.shape[0], dtype=torch.int64, device=CPU)
+        before, read = (None, None) if last is None else last
+        status = self.native.elman_search(
+            *(*self.where, pointer(logits), self.rest[0], pointer(self.E), rules, pointer(before)),
+            *(pointer(read), length, pointer(sums), pointer(rows), pointer(tokens)),
+            *self.rest[1:],
+        )
+        library.check_memory(status)
+        return None if status == library.NO_NUMBERS else (rows, tokens)
+
     def _looked_up(self, ids: Tensor, E: Tensor) -> Tensor:
         if not 0 <= int(ids.min()) <= int(ids.max()) < len(E):
             raise library.out_of_range("ids", ids, len(E), "inputs")

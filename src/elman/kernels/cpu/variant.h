@@ -35,6 +35,7 @@ void few_linear(const void *x, const void *W, const void *b, void *y, int64_t ro
 #endif
 
 constexpr decltype(Variant::draw) draws = DOUBLE ? draw : nullptr;
+constexpr decltype(Variant::widen) widens = DOUBLE ? widen : nullptr;
 
 template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_t n) {
     const real *x = static_cast<const real *>(from);
@@ -49,4 +50,4 @@ template <bool TANH_ELSE_SIGMOID> void squash(const void *from, void *to, int64_
 
 extern const Variant VARIANT;
 const Variant VARIANT = {NAME,       forward,        backward, head,         travel,        along, back_twice,
-                         few_linear, draws,          sum_of_squares, scale, squash<true>, squash<false>, keep, drop};
+                         few_linear, draws,          widens,   sum_of_squares, scale, squash<true>, squash<false>, keep, drop};
