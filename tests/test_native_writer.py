@@ -214,6 +214,13 @@ def test_of_equal_texts_a_beam_keeps_the_first_and_of_equal_tokens_those_of_lowe
     ]
 
 
+def test_a_beam_takes_no_more_room_than_there_are_texts():
+    model = LanguageModel(6, hidden_size=4)
+    assert len(beam_search(model, [1], 2, 10**12)) == 25
+    assert len(beam_search(model, [1], 3, 26, exclude=[0, 0])) == 26
+    assert len(beam_search(model, [1], 50, 7, exclude=[0, 1, 2, 3, 4])) == 1
+
+
 def test_beams_of_large_vocabularies_on_two_threads():
     torch.manual_seed(0)
     model = LanguageModel(9000, hidden_size=16, embedding_size=8).double()

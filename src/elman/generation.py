@@ -298,8 +298,8 @@ def _write(
         step = None if turns.takes(model) else _Steps(model, state, len(prompts))
     _excluded(tuple(sampling.exclude), logits.shape[-1])
     if step is None:
-        own = cast(tuple[Any, Any], (model, state))
-        yield from writer.written(own[0], logits, own[1], length, sampling, chances)
+        own, carried = cast(Any, model), cast(Any, state)
+        yield from writer.written(own, logits, carried, length, sampling, chances)
         return
     if (native := step.writer) is not None:
         yield from native_writer.written(native, logits, length, sampling, chances)
@@ -398,9 +398,10 @@ def _search(
     logits, state = _read(model, torch.tensor([text], device="cpu"), None)
     size = logits.shape[-1]
     without = _excluded(tuple(exclude), size)
+    width = min(width, _possible(size - len(set(without)), length, width))
     if turns.takes(model):
-        own = cast(tuple[Any, Any], (model, state))
-        steps, scores = searcher.searched(own[0], logits, own[1], length, width, without)
+        own, carried = cast(Any, model), cast(Any, state)
+        steps, scores = searcher.searched(own, logits, carried, length, width, without)
     else:
         alike = torch.zeros(width, dtype=torch.int64, device="cpu")
         if (native := _Steps(model, _rows(state, alike), width).writer) is not None:
@@ -409,6 +410,15 @@ def _search(
             steps, scores = _steps_of_a_beam(model, logits, state, length, width, without)
     texts = zip(_traced(steps), scores.tolist(), strict=True)
     return [Continuation(ids, score) for ids, score in texts if score > -math.inf]
+
+
+def _possible(tokens: int, length: int, enough: int) -> int:
+    """How many texts of this length there are, or some number above `enough`.
+
+    >>> _possible(28, 2, 10**9), _possible(1, 10**9, 3), _possible(2, 10**9, 3)
+    (784, 1, 4)
+    """
+    return tokens ** min(length, enough.bit_length())
 
 
 def _steps_of_a_beam(
