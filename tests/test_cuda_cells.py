@@ -21,7 +21,7 @@ from elman.gradients import Checkpointed, Randomized, Truncated
 from elman.kernels import cuda, reference
 from elman.kernels.cuda import driver
 from elman.kernels.cuda.equations import OWN, body
-from elman.kernels.cuda.plan import Layer, Machine, Plan, cheapest, pair_plans
+from elman.kernels.cuda.plan import Layer, Machine, Plan, cheapest, pair_plans, single_plans
 from elman.training.graphed import Graphed, tensors_of
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -107,10 +107,20 @@ def test_turns_compile(name, way, tmp_path):
     compiled(next(p for p in every if p.turns == 2), tmp_path)
 
 
-def compiled(plan: Plan, tmp_path: Path) -> str:
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("way", ["forward", "backward"])
+@pytest.mark.parametrize(("name", "dtype"), [("gru", 1), ("lstm", 2), ("of_everything", 3)])
+def test_layers_of_single_sms_compile(name, dtype, way, tmp_path):
+    own = of_everything() if name == "of_everything" else check.cell_of(name)
+    layer = Layer(own, way, 24, 2 if dtype < 2 else 4)
+    for plan in single_plans(layer, paper_gpu.MACHINE):
+        assert "warning" not in compiled(plan, tmp_path, dtype)
+
+
+def compiled(plan: Plan, tmp_path: Path, dtype: int = 0) -> str:
     """What nvcc says of it."""
     (tmp_path / "own.cuh").write_text(body(plan.cell).header)
-    macros = [f"-D{macro}={value}" for macro, value in plan.defines(0).items()]
+    macros = [f"-D{macro}={value}" for macro, value in plan.defines(dtype).items()]
     home = Path(driver.__file__).parent
     source, made = home / f"{plan.direction}.cu", tmp_path / "cell.ptx"
     architecture = "-arch=sm_90" + "a" * plan.hopper

@@ -149,6 +149,10 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
         chosen = plan.cheapest(check.cell_of(cell), direction, size, 2, batch, paper_gpu.MACHINE)
         assert chosen is not None
         assert chosen.hidden >= size
+        assert chosen.groups(batch) * chosen.rows >= batch
+        assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
+        if chosen.single:
+            continue
         assert chosen.m % 16 == 0 or chosen.straight
         assert chosen.m_tiles * plan.WARPS * 16 >= chosen.m * chosen.warps_k
         if chosen.straight:
@@ -157,9 +161,40 @@ def test_every_bf16_elman_layer_up_to_512_units_has_plans_that_fit(cell, size, b
             assert chosen.m_tiles * plan.WARPS * 16 == chosen.m * chosen.warps_k
         elif not chosen.spread:
             assert chosen.units % 16 == 0
-        assert chosen.groups(batch) * chosen.rows >= batch
-        assert chosen.shared_bytes <= paper_gpu.MACHINE.shared_bytes
         assert chosen.register_tiles <= plan.REGISTER_TILES
+
+
+@given(
+    cell=cells | own_cells,
+    direction=st.sampled_from(WAYS),
+    size=st.integers(1, 300),
+    element=st.sampled_from([2, 4]),
+)
+def test_a_single_sm_has_whole_layers_that_fit_it(cell, direction, size, element):
+    for heads in plan.cuts_along_the_diagonal(check.cell_of(cell).heads, size):
+        layer = Layer(check.cell_of(cell), direction, size, element, heads)
+        for p in plan.single_plans(layer, HOPPER):
+            assert size // heads <= p.hidden == p.units == p.each * p.warps
+            assert p.cluster == p.neighbours == 1
+            assert (p.size * element) % 4 == 0  # whole words can be copied
+            assert p.threads > 32 * p.warps >= 32  # carriers besides
+            assert p.threads * 4 * p.register_tiles < 65536
+            assert p.shared_bytes <= HOPPER.shared_bytes
+            assert p.m_tiles * 16 >= p.each * (p.cell.gates if p.forward else 1)
+            assert p.k_tiles * 32 >= p.summed * element
+
+
+@pytest.mark.parametrize(
+    ("cell", "size", "element"), [("tanh", 128, 2), ("gru", 64, 2), ("lstm", 32, 4), ("gru", 17, 4)]
+)
+def test_small_layers_are_run_by_single_sms(cell, size, element):
+    for direction in WAYS:
+        chosen = plan.cheapest(named(cell), direction, size, element, 16, HOPPER)
+        assert chosen is not None
+        assert chosen.single
+        wide = plan.cheapest(named(cell), direction, 256, element, 16, HOPPER)
+        assert wide is not None
+        assert not wide.single
 
 
 def test_a_matrix_too_large_for_a_cluster_is_spread_over_blocks_that_are_all_there_at_once():
@@ -461,7 +496,7 @@ def test_heads_are_cheaper_apart():
         assert diagonal is not None
         assert dense is not None
         assert (headed.heads, headed.size) == (4, 128)
-        assert (diagonal.cluster, diagonal.size) == (1, 64)
+        assert (diagonal.single, diagonal.size) == (True, 32)
         assert headed.microseconds(64) < dense.microseconds(64)
 
 
@@ -644,6 +679,46 @@ def far_plan(
         return min(found, key=distance)
 
     monkeypatch.setattr(cuda, "plan_for", chosen)
+
+
+@pytest.mark.parametrize("each", [8, 16])
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_every_kind_of_single_sm_is_right(each, rows, monkeypatch):
+    def chosen(cell, direction, size, element, batch, device):
+        here, heads = cuda.machine(max(device, 0)), max(cell.heads, 1)
+        every = [*plan.single_plans(Layer(cell, direction, size, element, heads), here)]
+        return min(every, key=lambda p: (p.each != each, p.rows != rows))
+
+    monkeypatch.setattr(cuda, "plan_for", chosen)
+    cuda.width_for.cache_clear()
+    todo = [
+        check.Case("lstm", torch.bfloat16, 33, 37, 24, 16, lengths=True, xi=2),
+        check.Case("lstm", torch.float32, 20, 5, 33, 16, ids=True, xi=1),
+        check.Case("gru", torch.float16, 40, 9, 40, 16, xi=1),
+        check.Case("gru", torch.float32, 16, 11, 31, 16, lengths=True, ids=True, tf32=False),
+        check.Case("relu", torch.float32, 9, 3, 50, 5, ids=True, tf32=False),
+        check.Case("tanh", torch.bfloat16, 18, 70, 96, 16, lengths=True, xi=2),
+        check.Case("linear", torch.float32, 1, 1, 7, 3, bias=False),
+        check.Case("mgu", torch.bfloat16, 8, 40, 18, 16, lengths=True, xi=2),
+        check.Case("peephole", torch.float32, 9, 8, 21, 16, xi=2),
+        check.Case("slstm", torch.float16, 10, 3, 64, 16, xi=2),
+        check.Case("noisy lstm", torch.float32, 11, 12, 20, 16, lengths=True),
+    ]
+    assert check.faulty(todo) == {}
+    cuda.width_for.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_on_a_gpu_odd_rows_of_float32_are_copied_word_by_word():
+    todo = [
+        check.Case("gru", torch.float32, 9, 7, 131, 16, xi=2),
+        check.Case("lstm", torch.float32, 7, 19, 203, 16, lengths=True, tf32=False),
+        check.Case("tanh", torch.float32, 8, 33, 301, 16, ids=True, xi=1),
+    ]
+    assert check.faulty(todo) == {}
 
 
 @pytest.mark.parametrize("partners", [0, 1, 2, 3, 8])

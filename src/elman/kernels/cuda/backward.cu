@@ -14,7 +14,9 @@
 // A row that has ended hands its gradient on untouched. Cells with one gate broadcast da, cells with
 // more scatter shares of dh, whichever is less; beyond a cluster either goes by way of device memory.
 #define TRANSPOSED 1
-#if PAIRED
+#if SINGLE
+#include "single.cuh"
+#elif PAIRED
 #include "pairs.cuh"
 #elif CROWDED
 #include "crowds.cuh"
@@ -143,16 +145,18 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if SUMS_DA
     Values total[TURNS][ITEMS][STORED_DA] = {};  // of da over time: the gradient of the biases, row by row
 #endif
-    float weight_of_sum[TURNS][ITEMS], weight_next[TURNS][ITEMS];  // ξ of the step just done, which W' da is weighted with, and of the next
+    float weight_of_sum[TURNS][ITEMS];  // ξ of the step just done, which W' da is weighted with
     int length[TURNS][ITEMS];
-
+#if !SINGLE
+    float weight_next[TURNS][ITEMS];  // ξ of the next step
     auto weight_at = [&](const Item& it, int t) { return xi && it.real > 0 && t >= 0 ? xi[(i64)t * xi_step + (i64)it.batch_row * xi_row] : 1.0f; };
+#endif
     auto fetch = [&](int done, int turn) {
         const int t = steps - 1 - done, use = done * TURNS + turn;
         if (t >= 0)
 #pragma unroll
             for (int q = 0; q < PIECES; q++) {
-                const Item it = item<PIECE>(q, place.in_turn(turn), batch);
+                const Item it = piece(q, place.in_turn(turn), batch);
                 if (!it.owned) continue;
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(use, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
@@ -174,9 +178,31 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         mark_copies();
     };
 
+#if SINGLE
+    begin();
+    if (is_carrier()) {
+        const int row = threadIdx.x - THREADS, batch_row = place.group * ROWS + row;  // whose ξ it copies
+        const bool has_row = xi && row < ROWS && batch_row < batch;
+        auto fetch_all = [&](int done) {
+            const i64 t = steps - 1 - done;
+            if (has_row && t >= 0) start_copy<4>(word_of(done, row), xi + t * xi_step + (i64)batch_row * xi_row, true);
+            fetch(done, 0);
+        };
+        auto send = [&](int done) {
+#pragma unroll
+            for (int q = 0; q < PIECES; q++) {
+                const Item it = piece(q, place, batch);
+#pragma unroll
+                for (int g = 0; g < STORED_DA; g++) ship(done, g, q, das, it.in((i64)(steps - 1 - done) * batch + it.batch_row, STORED_DA, g), it.real);
+            }
+        };
+        return carry(steps, fetch_all, send);
+    }
+#else
     for (int done = 0; done < max(AHEAD / TURNS, 1); done++)
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) fetch(done, turn);
+#endif
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
@@ -188,7 +214,9 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
             if constexpr (CELL == LSTM) unpack(load<WIDE>(cs, it.in((i64)steps * batch + it.batch_row), it.real), c[turn][q]);
             length[turn][q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
             weight_of_sum[turn][q] = 0.0f;
+#if !SINGLE
             weight_next[turn][q] = weight_at(it, steps - 1);
+#endif
         }
 
     // A step of one item, piece by piece: what the forward pass left; dh_t without the loss's direct pull; da_t; storing it; and
@@ -202,8 +230,12 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
         for (int v = 0; v < WIDE; v++) dh[v] = scale(dh[v], weight_of_sum[turn][q]) + pass[turn][q][v];
     };
     auto step_back = [&](int turn, int q, const Item& it, int t, const Values (&past)[FIELDS], Values& dh, Values (&da)[STORED_DA]) {
+#if SINGLE
+        weight_of_sum[turn][q] = xi ? __uint_as_float(*word_of(steps - 1 - t, it.row)) : 1.0f;
+#else
         weight_of_sum[turn][q] = weight_next[turn][q];
         weight_next[turn][q] = weight_at(it, t - 1);
+#endif
 #pragma unroll
         for (int v = 0; v < WIDE; v++) dh[v] += past[DIRECT][v];
         if (t < length[turn][q]) {
@@ -226,14 +258,19 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #pragma unroll
             for (int v = 0; v < WIDE; v++) c[turn][q][v] = past[STATE][v];
     };
-    auto hand_back = [&](int done, int t, const Item& it, const Values (&da)[STORED_DA]) {
+    auto hand_back = [&](int done, int q, int t, const Item& it, const Values (&da)[STORED_DA]) {
         Stored stored[STORED_DA];
 #pragma unroll
         for (int g = 0; g < STORED_DA; g++) stored[g] = told_from_empty(pack(da[g]));
 #pragma unroll
         for (int g = 0; g < GATES; g++) hand_on(stored[block_of(g)], it, g, done + 1, rank);
 #pragma unroll
-        for (int g = 0; g < STORED_DA; g++) store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
+        for (int g = 0; g < STORED_DA; g++)
+#if SINGLE
+            leave_behind(done, g, q, stored[g]);
+#else
+            store(das, it.in((i64)t * batch + it.batch_row, STORED_DA, g), stored[g], it.real);
+#endif
     };
     auto finish = [&](int turn, int q, const Item& it, const Values& dh) {
         store_floats(dh_first, it.in(it.batch_row), dh, dh_first ? it.real : 0);
@@ -270,7 +307,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
             each_item(its, batch, [&](int q, const Item& it) { add_pass(turn, q, dh[q]); });
             if (done < steps) {
                 each_item(its, batch, [&](int q, const Item& it) { step_back(turn, q, it, t, past[q], dh[q], da[q]); });
-                each_item(its, batch, [&](int q, const Item& it) { hand_back(done, t, it, da[q]); });
+                each_item(its, batch, [&](int q, const Item& it) { hand_back(done, q, t, it, da[q]); });
             } else each_item(its, batch, [&](int q, const Item& it) { finish(turn, q, it, dh[q]); });
             if (done > 0) conclude(use, rank);
         }
@@ -280,20 +317,28 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
     open_exchange();
     load_own();
     if (AHEAD == 0) copied<0>();
-    __syncthreads();
+    meet();
 
     for (int done = 0; done <= steps; done++) {
         const int t = steps - 1 - done;
         const Exchange exchange = exchange_at(t + 1, 0);
+#if SINGLE
+        const Sums sums = multiply(A, done);  // at first with zeros
+#else
         if (done > 0) collect(A, done, exchange, [&] { fetch(done + AHEAD, 0); });
         else if (AHEAD > 0) fetch(AHEAD, 0);
         if (AHEAD > 0) copied<AHEAD>();
+#endif
 #pragma unroll
         for (int q = 0; q < ITEMS; q++) {  // one after the other: registers are few, and another order takes longer
             const Item it = item(q, place, batch);
             if (!it.owned) continue;
             Values dh = {}, past[FIELDS], da[STORED_DA] = {};
+#if SINGLE
+            take_sum(dh, sums, 0, q);
+#else
             if (done > 0) sum(dh, it, 0, done, exchange);
+#endif
             add_pass(0, q, dh);
             if (done == steps) {
                 finish(0, q, it, dh);
@@ -301,7 +346,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
             }
             take(done, 0, q, past);
             step_back(0, q, it, t, past, dh, da);
-            hand_back(done, t, it, da);
+            hand_back(done, q, t, it, da);
         }
         if (done == steps) break;
 #if HOPPER && !PAIRED && !CROWDED

@@ -7,7 +7,9 @@
 // where x is the input's share, W_ih x_t + b, computed beforehand for all t in one matrix product, or
 // a table whose row ids[t, b] is looked up here. A described cell's equations are in own.cuh.
 #define TRANSPOSED 0
-#if PAIRED
+#if SINGLE
+#include "single.cuh"
+#elif PAIRED
 #include "pairs.cuh"
 #elif STRAIGHT
 #include "straight.cuh"
@@ -85,6 +87,47 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
         int steps, int batch, int first_block) {
     const Place place = place_of(first_block + blockIdx.x);
     const int rank = place.rank;
+
+#if SINGLE
+    begin();
+    if (is_carrier()) {
+        const int row = threadIdx.x - THREADS, batch_row = place.group * ROWS + row;  // whose words it copies
+        const bool has_row = ids && row < ROWS && batch_row < batch;
+        auto fetch = [&](int t) {
+#pragma unroll
+            for (int q = 0; q < PIECES; q++) {
+                const Item it = piece(q, place, batch);
+                if (it.real == 0 || t >= steps) continue;
+                const i64 now = (i64)t * batch + it.batch_row, read = ids ? (i64)*word_of(t, it.row) : now;
+#pragma unroll
+                for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(read, GATES, g), it.real);
+#if CELL == OWN
+#pragma unroll
+                for (int n = 0; n < DRAWN; n++) Inputs::fetch(t, GATES + n, q, drawn, it.in(now, DRAWN, n), it.real);
+#endif
+            }
+            if (has_row && t + AHEAD < steps) start_copy<4>(word_of(t + AHEAD, row), ids + (i64)(t + AHEAD) * batch + batch_row, true);
+            mark_copies();
+        };
+        auto send = [&](int t) {
+#pragma unroll
+            for (int q = 0; q < PIECES; q++) {
+                const Item it = piece(q, place, batch);
+                const i64 now = (i64)t * batch + it.batch_row;
+                ship(t, 0, q, hs, it.in(now + batch), it.real);
+#pragma unroll
+                for (int i = 0; i < EXTRA; i++) ship(t, 1 + i, q, cs, it.in(now + batch, EXTRA, i), it.real);
+#pragma unroll
+                for (int g = 0; g < KEPT; g++)
+                    if (gates) ship(t, 1 + EXTRA + g, q, gates, it.in(now, KEPT, g), it.real);
+            }
+        };
+        for (int t = 0; t < AHEAD && t < steps; t++)
+            if (has_row) *word_of(t, row) = (u32)ids[(i64)t * batch + batch_row];
+        carriers_meet();
+        return carry(steps, fetch, send);
+    }
+#endif
 #if CELL == OWN
     auto load_own = [&] { load_numbers(NUMBERS_AT, numbers, place); };
 #else
@@ -104,7 +147,9 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
 #endif
 
     Values h[TURNS][ITEMS], c[TURNS][ITEMS][C_STATES], b_n[ITEMS];
-    int length[TURNS][ITEMS], row[TURNS][ITEMS];  // row: of `xs`, with the next input to fetch
+    int length[TURNS][ITEMS];
+#if !SINGLE
+    int row[TURNS][ITEMS];  // of `xs`, with the next input to fetch
 
     // x_t lies in row ids[t, b] of the table, or in row (t, b) of the array.
     auto input_row = [&](const Item& it, int t) {
@@ -128,6 +173,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
         }
         mark_copies();
     };
+#endif
 
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
@@ -145,36 +191,43 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
             }
             if (turn == 0 && CELL == GRU) load_floats(b_n[q], b_hn, it.layer_unit, b_hn ? it.real : 0);
             length[turn][q] = lengths && it.real > 0 ? (int)lengths[it.batch_row] : steps;
+#if !SINGLE
             row[turn][q] = input_row(it, 0);
+#endif
         }
+#if !SINGLE
     for (int t = 0; t < AHEAD / TURNS; t++)
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) fetch(t, turn);
+#endif
 #if TURNS == 1
     Matrix A;
     load_matrix(A, matrix_of(W, place), rank);
     open_exchange();
     load_first_vector(h_first, place, batch);
     load_own();
-    __syncthreads();
+    meet();
 #endif
 
     for (int t = 0; t < steps; t++)
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             const Exchange exchange = exchange_at(t, turn);
-#if TURNS > 1
+#if SINGLE
+            const Sums sums = multiply(A, t);
+#elif TURNS > 1
             if (turn >= turns) {  // no row of the batch is left for it
                 mark_copies();
                 continue;
             }
             const int use = t * turns + turn;
             collect(use, [&] { fetch(t + 1, turn); });
+            copied<AHEAD>();
 #else
             const int use = t;
             collect(A, t, exchange, [&] { fetch(t + AHEAD, 0); });
-#endif
             copied<AHEAD>();
+#endif
 #pragma unroll
             for (int q = 0; q < ITEMS; q++) {
                 const Item it = item(q, place.in_turn(turn), batch);
@@ -183,7 +236,11 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
                 Kept kept = {};
 #pragma unroll
                 for (int g = 0; g < GATES; g++) {
+#if SINGLE
+                    take_sum(a[g], sums, g, q);
+#else
                     sum(a[g], it, g, use, exchange);
+#endif
                     Inputs::take(x[g], t * TURNS + turn, g, q);
                 }
 #pragma unroll
@@ -206,6 +263,14 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
                 for (int v = 0; v < WIDE; v++)
 #pragma unroll
                     for (int i = 0; i < C_STATES; i++) c[turn][q][i][v] = c_new[i][v];
+#if SINGLE
+                leave_behind(t, 0, q, stored);
+#pragma unroll
+                for (int i = 0; i < EXTRA; i++) leave_behind(t, 1 + i, q, pack(c[turn][q][i]));
+#pragma unroll
+                for (int g = 0; g < KEPT; g++)
+                    if (gates) leave_behind(t, 1 + EXTRA + g, q, pack(kept[g]));
+#else
                 const i64 now = (i64)t * batch + it.batch_row;
                 store(hs, it.in(now + batch), stored, it.real);
 #pragma unroll
@@ -213,6 +278,7 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
 #pragma unroll
                 for (int g = 0; g < KEPT; g++)
                     if (gates) store(gates, it.in(now, KEPT, g), pack(kept[g]), it.real);
+#endif
             }
 #if TURNS > 1
             conclude(use, rank);

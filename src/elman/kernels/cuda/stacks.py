@@ -19,7 +19,14 @@ from typing import NamedTuple
 
 from elman.cells import Cell
 from elman.kernels.cuda.equations import OWN, body
-from elman.kernels.cuda.plan import ClusterPlan, Layer, Machine, cheapest, cluster_plans
+from elman.kernels.cuda.plan import (
+    Layer,
+    Machine,
+    Plan,
+    cheapest,
+    cluster_plans,
+    single_plans,
+)
 
 PIECES = (2, 3, 4, 6, 8, 12, 16)
 """Any number from 2 to 16 would leave fewer SMs idle on paper, and is slower: in 7, 9, 10, 14 or 15
@@ -48,7 +55,7 @@ At = tuple[int, int]
 class Schedule(NamedTuple):
     """How layers run beside each other."""
 
-    plan: ClusterPlan
+    plan: Plan
     steps: int  # of a piece; the last may be shorter
     layers: int
     pieces: int
@@ -144,7 +151,7 @@ class Stack:
     def schedules(self, direction: str) -> Iterator[Schedule]:
         """Every number of layers at once for which there is room, in every number of pieces."""
         layer = Layer(self.cell, direction, self.size, self.element)
-        plans = list(cluster_plans(layer, self.machine))
+        plans = [*single_plans(layer, self.machine), *cluster_plans(layer, self.machine)]
         held = self.machine.clusters
         for lanes in range(2, self.layers + 1):
             roomy = [p for p in plans if lanes * p.groups(self.batch) <= held[p.cluster]]

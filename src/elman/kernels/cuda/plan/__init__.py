@@ -2,9 +2,9 @@
 
 The hidden units are cut into `cluster` slices, one per SM, and each SM's share of the recurrent
 matrix into tiles of 16 rows by 32 bytes over its warps; the batch is cut into groups of `rows`.
-A group is a cluster of SMs that write into each other's memory (`clusters.py`), or, for larger
-layers, any number of SMs that meet in device memory: one file for each kind of those, one line in
-KINDS.
+A group is one SM whose warps have whole units (`single.py`), a cluster of SMs that write into each
+other's memory (`clusters.py`), or, for larger layers, any number of SMs that meet in device memory:
+one file for each kind of those, one line in KINDS.
 Every way that fits is priced with a small model of the machine, and the cheapest taken.
 """
 
@@ -20,6 +20,7 @@ from elman.kernels.cuda.plan.clusters import ClusterPlan, cluster_plans
 from elman.kernels.cuda.plan.crowds import crowd_plans, wide_crowd_plans
 from elman.kernels.cuda.plan.far import far_plans
 from elman.kernels.cuda.plan.pairs import pair_plans
+from elman.kernels.cuda.plan.single import single_plans
 from elman.kernels.cuda.plan.spread import spread_plans
 from elman.kernels.cuda.plan.straight import straight_plans
 from elman.kernels.cuda.plan.teams import team_plans
@@ -38,6 +39,7 @@ __all__ = [
     "cuts_along_the_diagonal",
     "far_plans",
     "pair_plans",
+    "single_plans",
     "spread_plans",
     "straight_plans",
     "team_plans",
@@ -52,6 +54,9 @@ KINDS = (  # of groups beyond a cluster: each gives its plans for a layer, none 
     pair_plans,  # pairs of SMs have half of the vector each, by wgmma
 )
 
+IN_FAVOUR = (
+    0.87  # of single SMs: prices of the small clusters beside them are up to 1.3 times too low
+)
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 DOUBT_OF_PARTS = 1.25  # several launches: what is off in the price of one is off in all
 LAUNCHES, FEWEST_ROWS = (1, 2, 3, 4, 6, 8, 12, 16), 32
@@ -71,6 +76,7 @@ def cheapest(
 
     def plans() -> Iterator[Plan]:
         for layer in layers:
+            yield from single_plans(layer, machine)
             yield from cluster_plans(layer, machine)
         for launches in LAUNCHES:
             part = -(-batch // launches)
@@ -82,8 +88,9 @@ def cheapest(
                 yield best if launches == 1 else replace(best, at_once=best.groups(part))
 
     def price(p: Plan) -> float:
-        doubt = 1.0 if not p.far else DOUBT if p.at_once == 0 else DOUBT_OF_PARTS
-        return doubt * p.batch_microseconds(batch, machine)
+        doubt = DOUBT if p.at_once == 0 else DOUBT_OF_PARTS
+        factor = doubt if p.far else IN_FAVOUR if p.single else 1.0
+        return factor * p.batch_microseconds(batch, machine)
 
     return min(plans(), key=price, default=None)
 

@@ -89,6 +89,8 @@ class Plan(abc.ABC):
     """pairs.cuh: pairs of SMs read half of the vector each."""
     crowded: ClassVar[bool] = False
     """crowds.cuh: partners are no cluster, and share their da by way of device memory."""
+    single: ClassVar[bool] = False
+    """single.cuh: one SM, each warp with all gates of its units."""
     hopper: ClassVar[bool] = False
     """Made of what only a Hopper GPU has (hopper.cuh): pairs, teams or crowds.cuh."""
 
@@ -265,6 +267,7 @@ class Plan(abc.ABC):
             "WARPS_K": self.warps_k,
             "REGISTER_TILES": self.register_tiles,
             "SHARED_BYTES": self.shared_bytes,
+            "SINGLE": int(self.single),
             "FAR": int(self.far),
             "CHUNK_TILES": self.chunk,
             "STAGES": self.stages,
