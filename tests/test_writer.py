@@ -170,6 +170,7 @@ class TestOnAGpu:
         assert list(generate(model, [1], 40)) == list(generate(model.cpu(), [1], 40))
 
     def test_casts_of_weights_are_made_anew_in_every_text(self, model):
+        found: list[int] = []
         for _ in range(3):
             with torch.autocast("cuda", torch.bfloat16):
                 found = list(generate(model, [1], 40))
