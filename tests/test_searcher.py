@@ -106,13 +106,13 @@ class TestOnAGpu:
         torch.manual_seed(0)
         model = lively(300, cell="gru", hidden_size=32).cuda()
         before = beam_search(model, [1], 20, 4)
-        (kept,) = _KEPT[model].turns
+        (kept,) = _KEPT[model].free
         assert kept.graph is not None
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(-1)
         after = beam_search(model, [1], 20, 4)
-        assert _KEPT[model].turns == [kept]
+        assert _KEPT[model].free == [kept]
         assert after[0].ids == beam_search(model.cpu(), [1], 20, 4)[0].ids
         assert after[0].ids != before[0].ids
 
@@ -122,4 +122,4 @@ class TestOnAGpu:
         found = beam_search(model, [1], 20, 4)
         list(generation.generate(model, [1], 20))
         assert beam_search(model, [1], 20, 4) == found
-        assert {type(turns).__name__ for turns in _KEPT[model].turns} == {"Searcher", "Writer"}
+        assert {type(turns).__name__ for turns in _KEPT[model].free} == {"Searcher", "Writer"}

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 import paper_gpu
 from elman import nn
 from elman.cells import named
+from elman.gradients import Full, Truncated
 from elman.kernels import cuda
 from elman.kernels.cuda import calls, wider
 from elman.kernels.cuda.plan import cheapest
 from elman.kernels.cuda.stacks import Schedule, Stack, schedule, slots
+from elman.recurrence import prepared
 from elman.recurrence.prepared import Call
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
@@ -138,6 +141,47 @@ def test_layers_beside_each_other_are_the_reference(
         torch.testing.assert_close([ys, *last], exact[: 1 + len(last)])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("steps", "inputs"), [(7, 4), (7, 40), (1, 4)])  # a table, or rows of it
+@pytest.mark.parametrize("given", [False, True])
+def test_layers_that_read_ids_run_beside_each_other_without_a_gradient(
+    kind, steps, inputs, given, monkeypatch
+):
+    monkeypatch.setenv("ELMAN_KERNELS", "reference")
+    rnn = kind(inputs, 8, 3, batch_first=True)
+    ids = torch.randint(inputs, (3, steps))
+    state = [torch.randn(3, 3, n) for n in named(rnn.cell).state_sizes(8)] * given
+    hx: Any = tuple(state) if len(state) > 1 else next(iter(state), None)
+    exact, after = rnn(ids, hx)
+    after = after if isinstance(after, tuple) else (after,)
+    forced(monkeypatch, 3, 2)
+    with paper_gpu.launches_prepared(), torch.no_grad():
+        call = Call(rnn._recipe(), rnn._inputs(*rnn._time_first(ids, None)), True)
+        weights = [rnn.get_parameter(name) for name in rnn._flat_weights_names]
+        for some in (ids, ids.int()):
+            ys, last = call(some, state, weights)
+            torch.testing.assert_close([ys, *last], [exact, *after])
+
+
+def test_ids_are_looked_up_beforehand_only_where_layers_then_run_beside_each_other(monkeypatch):
+    def pays(rnn, ids):
+        return prepared.ids_pay(rnn._recipe(), rnn._inputs(*rnn._time_first(ids, None)))
+
+    stack, one = nn.GRU(30, 256, 3), nn.GRU(30, 256)
+    ids = torch.randint(30, (1024, 16))
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    with paper_gpu.launches_prepared():
+        monkeypatch.setattr(prepared, "selected", lambda *_: cuda.KERNEL)
+        with torch.no_grad():
+            assert pays(stack, ids)
+            assert not pays(stack, ids[:3])
+            assert not pays(one, ids)
+            stack.carry = Truncated(5)
+            assert not pays(stack, ids)
+            stack.carry = Full()
+        assert not pays(stack, ids), "a gradient is taken from ids"
+
+
 # ---------------------------------------------------------------------- on a GPU
 
 
@@ -214,6 +258,59 @@ def test_on_a_gpu_the_bits_are_those_of_one_layer_after_the_other(
         return  # c is rounded once more at the start of each piece
     for a, b in zip(one, beside, strict=True):
         assert torch.equal(a, b)
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [48, 45])
+def test_on_a_gpu_ids_without_a_gradient_have_the_bits_of_one_layer_after_the_other(
+    kind, dtype, hidden, monkeypatch
+):
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    monkeypatch.setattr(calls, "linear", step_by_step(calls.linear))
+    rnn, _, state = stack(kind, dtype, 13, hidden=hidden)
+    ids = torch.randint(40, (13, ROWS), device="cuda")
+    found, weights = [], [*rnn.parameters()]
+    monkeypatch.setattr(calls, "schedule_for", lambda *_: None)
+    monkeypatch.setattr(wider, "_PREPARED", {})
+    with torch.no_grad():
+        for force in (False, True):
+            if force:
+                forced(monkeypatch, 5, 3, cuda.machine(0))
+            call = prepared_call(rnn, ids)
+            inner: Any = getattr(call.prepared, "inner", call.prepared)
+            assert (inner.forward_launch.schedule is not None) == force
+            for first in ((), state):
+                ys, last = call(ids, first, weights)
+                assert torch.equal(ys, call(ids, first, weights)[0])
+                found.append([ys, *last])
+    if kind is nn.LSTM and dtype != torch.float32:
+        return  # c is rounded once more at the start of each piece
+    for one, beside in zip(found[:2], found[2:], strict=True):
+        assert all(map(torch.equal, one, beside))
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_a_gpu_modules_that_read_ids_beside_each_other_are_near_the_loop(
+    kind, dtype, monkeypatch
+):
+    """The module as users call it, captured later, against itself where gradients are asked for."""
+    monkeypatch.setenv("ELMAN_KERNELS", "cuda")
+    forced(monkeypatch, 5, 3, cuda.machine(0))
+    rnn, *_ = stack(kind, dtype, 60, layers=3)
+    rnn.repeatable = True
+    ids = torch.randint(40, (60, ROWS), device="cuda")
+    expected = rnn(ids)[0].detach()
+    with torch.no_grad():
+        first = rnn(ids)[0].clone()
+        for form in (ids, ids.int()) * 8:  # the later ones are captured
+            assert torch.equal(rnn(form)[0], first)
+        assert "beside" in str(cuda_explained(rnn, ids))
+    tolerance = 1e-2 if dtype == torch.float32 else 5e-2  # TF32, and states rounded at each step
+    torch.testing.assert_close(first, expected, rtol=0, atol=tolerance)
 
 
 @gpu

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from elman.generation import beam_search, generate, generate_batch
-from elman.language_model import turns
+from elman.language_model import kept, turns
 from elman.language_model.captured import Step
 from elman.language_model.model import LanguageModel
 
@@ -39,8 +39,8 @@ class Paper:
 def paper(monkeypatch):
     recorder = Paper()
     monkeypatch.setattr(turns, "takes", lambda model: True)
-    monkeypatch.setattr(turns, "current_stream", lambda device: 0)
-    monkeypatch.setattr(turns.graphs, "recorder", lambda device, stream: recorder)
+    monkeypatch.setattr(kept, "current_stream", lambda device: 0)
+    monkeypatch.setattr(kept.graphs, "recorder", lambda device, stream: recorder)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(Step, "forget", lambda self: None)  # paper has no addresses
     return recorder

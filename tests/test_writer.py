@@ -120,20 +120,20 @@ class TestOnAGpu:
 
     def test_a_graph_is_made_once_and_follows_the_weights(self, model):
         before = list(generate(model, [1], 40))
-        (kept,) = _KEPT[model].turns
+        (kept,) = _KEPT[model].free
         assert kept.graph is not None
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(3)
         after = list(generate(model, [1], 40))
-        assert _KEPT[model].turns == [kept]
+        assert _KEPT[model].free == [kept]
         assert after == list(generate(model.cpu(), [1], 40))
         assert after != before
 
     def test_one_graph_writes_with_any_temperature_and_any_top_p(self, model):
         choices = [{"temperature": t, "top_p": p} for t, p in [(1.0, 0.9), (0.3, 0.5), (3, 0.99)]]
         texts = [list(generate(model, [1], 40, **choice)) for choice in choices]
-        assert len(_KEPT[model].turns) == 1
+        assert len(_KEPT[model].free) == 1
         model.cpu()
         assert texts == [list(generate(model, [1], 40, **choice)) for choice in choices]
 
@@ -169,6 +169,25 @@ class TestOnAGpu:
         assert list(generate(model, [1], 40)) != found
         assert list(generate(model, [1], 40)) == list(generate(model.cpu(), [1], 40))
 
+    def test_casts_of_weights_are_made_anew_in_every_text(self, model):
+        found: list[int] = []
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                found = list(generate(model, [1], 40))
+            others = [torch.full((n,), 7.0, device="cuda") for n in (2400, 4096, 9600) * 40]
+            with torch.autocast("cuda", torch.bfloat16):
+                assert list(generate(model, [1], 40)) == found
+            del others
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(2)
+        _KEPT[model].free.clear()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert list(generate(model, [1], 40)) == found
+
     def test_texts_side_by_side_and_left_unfinished_do_not_disturb_each_other(self, model):
         alone = [list(generate(model, [1], 50, seed=seed)) for seed in range(3)]
         texts = [generate(model, [1], 50, seed=seed) for seed in range(3)]
@@ -187,7 +206,7 @@ class TestOnAGpu:
         size = sum(p.nbytes for p in model.parameters())
         model.cuda()
         list(generate(model, [1], 40))
-        graph = weakref.ref(_KEPT[model].turns[0])
+        graph = weakref.ref(_KEPT[model].free[0])
         gc.collect()
         before = torch.cuda.memory_allocated()
         model.cpu()

@@ -28,10 +28,17 @@ def input_share(cell: Cell, w: Weights, xs: Tensor) -> tuple[Tensor, Tensor | No
             bias[rows] = w.b_ih[rows]
     if xs.is_floating_point():
         return torch.nn.functional.linear(xs, w.W_ih, bias).contiguous(), None
-    if xs.numel() < w.W_ih.shape[1]:  # fewer rows than the table would have
-        shares = w.W_ih.T[xs.long()]
-        return (shares if bias is None else shares + bias).contiguous(), None
+    if xs.numel() < w.W_ih.shape[1]:
+        return looked_up(w.W_ih, bias, xs.long()), None
     return _table(w.W_ih, bias), xs.to(torch.int64).contiguous()
+
+
+def looked_up(W_ih: Tensor, bias: Tensor | None, ids: Tensor) -> Tensor:
+    """x_t W_ihᵀ + b of ids, the same numbers as in the table: one row for each."""
+    if ids.numel() >= W_ih.shape[1]:
+        return torch.nn.functional.embedding(ids, _table(W_ih, bias))
+    shares = W_ih.T[ids]  # fewer rows than the table would have
+    return (shares if bias is None else shares + bias).contiguous()
 
 
 def _table(W_ih: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elman.language_model.captured import flat
+from elman.language_model.kept import remembered
 from elman.language_model.loss import widened
 from elman.language_model.model import LanguageModel, ModelState
-from elman.language_model.turns import MANY, Turns, highest, ids_of, lent, not_numbers, remembered
+from elman.language_model.turns import MANY, Turns, highest, ids_of, lent, not_numbers
 
 Beam = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 """For every token: which text of the step before each new one continues, and with what."""

@@ -7,7 +7,6 @@ as writing a hundred tokens. `writer` draws in its turns, `searcher` goes on wit
 from __future__ import annotations
 
 import abc
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from elman.errors import WorkFailed
-from elman.kernels import captures, largest
-from elman.kernels.choice import settings
 from elman.kernels.cuda import graphs
 from elman.language_model.captured import Step
-from elman.language_model.looking import hears, is_hooked
+from elman.language_model.kept import Kept, alive, key_of, recording, remembered
+from elman.language_model.looking import is_hooked
 from elman.language_model.model import LanguageModel
-from elman.recurrence.captured import current_stream, switches
 
 MANY = 32
 """Turns that are taken before the host reads what was chosen in them."""
@@ -79,29 +76,23 @@ class Turns(abc.ABC):
 
     def capture(self) -> None:
         """Make a graph of a turn; where that fails turns are taken as they are."""
-        stream = current_stream(self.device.index)
-        if stream is None or not captures() or not graphs.ONE_AT_A_TIME.acquire(blocking=False):
-            return
         try:
-            recorder = graphs.recorder(self.device.index, stream)
-            memory = recorder.memory()
-            with remembered(), recorder.aside():
+            with recording(self.device) as recorder:
+                if recorder is None:
+                    return
+                memory = recorder.memory()
                 self._turn()  # as CUDA asks: once before
                 self.graph, _ = recorder.record(self._turn, memory)
         except RuntimeError:  # a text is written all the same, more slowly
             return
-        finally:
-            graphs.ONE_AT_A_TIME.release()
         self.memory = memory
         if self.key is not None:
             self.step.forget()
 
-
-@contextmanager
-def remembered() -> Iterator[None]:
-    """Around tensors that are made once and written again, whatever the caller's mode is."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+    @property
+    def nbytes(self) -> int:
+        """Of its graph's memory."""
+        return self.memory.nbytes if self.memory else 0
 
 
 Kind = TypeVar("Kind", bound=Turns)
@@ -115,11 +106,10 @@ def lent(
 
     `what` is all that the graph of a turn depends on besides the model, the kind of turns included.
     """
-    kept = _KEPT.setdefault(model, Kept())
-    alive = [p.detach() for p in model.parameters()]  # a graph reads them where they lie now
+    kept, weights = _KEPT.setdefault(model, KeptTurns()), alive(model)
     with torch.cuda.device_of(model.bias_q):
-        key = _key(model, what)
-        turns: Kind = kept.lent(key) or make(key)  # pyright: ignore[reportAssignmentType] a key names its kind
+        key = key_of(model, what, model.recurrence.zoneout)
+        turns: Kind = kept.lent(key) or make(key)
         if turns.graph is None and (length >= FEW or kept.slowly >= FEW):
             turns.capture()
     if turns.graph is None:
@@ -127,7 +117,7 @@ def lent(
     try:
         yield turns
     finally:
-        del alive
+        del weights
         if turns.graph is not None and key is not None:
             kept.give_back(turns)
 
@@ -150,54 +140,17 @@ def not_numbers() -> WorkFailed:
     )
 
 
-# ---------------------------------------------------------------------- which text has which turns
-
-
 @final
-class Kept:
-    """The turns of a model that write no text now, the last used first."""
+class KeptTurns(Kept[Turns]):
+    """The turns of a model that write no text now."""
 
     def __init__(self) -> None:
-        self.turns: list[Turns] = []
-        self.lock = threading.Lock()
+        super().__init__(KEPT)
         self.slowly = 0
         """How many tokens were written without a graph."""
 
-    def lent(self, key: Hashable) -> Turns | None:
-        """One that is this text's alone."""
-        with self.lock:
-            for i, turns in enumerate(self.turns):
-                if turns.key == key:
-                    return self.turns.pop(i)
-        return None
 
-    def give_back(self, turns: Turns) -> None:
-        """Let another text have it; the last used is kept, however large."""
-        with self.lock:
-            kept, room = [turns, *self.turns][:KEPT], largest(turns.device)
-            while len(kept) > 1 and sum(t.memory.nbytes for t in kept if t.memory) > room:
-                kept.pop()
-            self.turns = kept
-
-
-_KEPT: weakref.WeakKeyDictionary[LanguageModel, Kept] = weakref.WeakKeyDictionary()
-
-
-def _key(model: LanguageModel, what: Hashable) -> Hashable:
-    """What texts agree in that one graph can write: where the weights lie, and every switch.
-
-    None where weights are computed whenever they are asked for: at another place each time.
-    """
-    if hears(model):
-        return None
-    places = [(w.data_ptr(), w.shape, w.stride(), w.dtype) for w in model.parameters()]
-    dtype, device = model.bias_q.dtype, model.bias_q.device
-    cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    products = torch.backends.cuda.matmul.allow_tf32
-    return (
-        *(what, current_stream(device.index), cast, products, *settings(dtype), *switches()),
-        *(model.recurrence.zoneout, *places),
-    )
+_KEPT: weakref.WeakKeyDictionary[LanguageModel, KeptTurns] = weakref.WeakKeyDictionary()
 
 
 def ids_of(exclude: Sequence[int], device: torch.device) -> Tensor:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from elman.kernels.cuda import small
+from elman.language_model.kept import remembered
 from elman.language_model.model import LanguageModel, ModelState
-from elman.language_model.turns import MANY, Turns, highest, ids_of, lent, not_numbers, remembered
+from elman.language_model.turns import MANY, Turns, highest, ids_of, lent, not_numbers
 
 NONE = -1
 """In the place of a token: the scores were not numbers that one can draw from."""

@@ -1,7 +1,8 @@
 """Calls that have been met before, on our CUDA kernel: one node of autograd, and little Python.
 
 `operator.recurrence` takes any stack; this takes the commonest call again once everything about its
-shapes is known (`kernels.cuda.calls`): vectors in, one direction, nothing cut, everything stored.
+shapes is known (`kernels.cuda.calls`): vectors in (or ids, of which no gradient is asked, where
+layers run beside each other), one direction, nothing cut, everything stored.
 Dropout between layers multiplies by masks that the long way would draw from the same seed.
 
 Under autocast a call is prepared in its dtype and given tensors of another. They are cast inside
@@ -20,8 +21,10 @@ from elman.cells import named
 from elman.cells.base import diagonal_blocks
 from elman.kernels.cuda import KERNEL, calls, wider
 from elman.kernels.cuda.calls import Kept, cast
+from elman.kernels.cuda.stacks import Schedule
 from elman.kernels.torchs import Whole
 from elman.recurrence.operator import (
+    Careful,
     Inputs,
     Recipe,
     asks_for_weights,
@@ -42,6 +45,7 @@ class Call:
         self.drops = recipe.dropout > 0 and x.seed is not None
         self.prepared = wider.prepared(recipe.job(x), self.drops or x.lengths is not None)
         self.dtype = self.prepared.dtype
+        self.inputs = x.weights[0].shape[1]
         heads, W_hh = named(recipe.cell).heads, x.weights[1]
         self.blocks = None if heads == 1 else diagonal_blocks(W_hh.detach(), heads)
 
@@ -65,10 +69,18 @@ class Call:
             given = seed, lengths, xs, begun, read, len(state)
             ys, *last = _Node.apply(self, given, input, *state, *weights)
             return ys, tuple(last)
-        xs, masks = self.time_first(input).to(self.dtype), self.masks(seed)
+        xs, masks = self.read(input), self.masks(seed)
         state, read = cast(state, self.dtype), self.prepared.read(weights)
         ys, last, _ = self.prepared.forward(xs, state, read, False, masks, lengths)
         return self.time_first(ys), last
+
+    def read(self, input: Tensor) -> Tensor:
+        """The input as the kernel reads it, where no gradient is asked for; ids that name rows."""
+        xs = self.time_first(input)
+        if xs.is_floating_point():
+            return xs.to(self.dtype)
+        with Careful(xs, self.inputs):
+            return xs.to(torch.int64).contiguous()
 
     def suits(self, weights: Sequence[Tensor]) -> bool:
         """Whether these weights can be read as those that this was prepared for, once cast."""
@@ -181,7 +193,7 @@ class _Node(torch.autograd.Function):
 
 def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
     """How calls like this one are run from now on; None where they take the long way."""
-    if not is_plain(recipe, x) or selected(recipe, x) is not KERNEL:
+    if not (is_plain(recipe, x) or ids_pay(recipe, x)) or selected(recipe, x) is not KERNEL:
         return None
     call = Call(recipe, x, batch_first)
     return call if call.prepared.suits(x.weights) else None
@@ -189,18 +201,39 @@ def prepare(recipe: Recipe, x: Inputs, batch_first: bool) -> Call | None:
 
 def is_plain(recipe: Recipe, x: Inputs) -> bool:
     """Vectors in, one direction, nothing cut or drawn within a layer, everything stored."""
+    return x.xs.is_floating_point() and _is_simple(recipe, x)
+
+
+def ids_pay(recipe: Recipe, x: Inputs) -> bool:
+    """Whether ids are looked up beforehand, not inside the first layer's loop: for layers that then
+    run beside each other. Without a gradient: that of W_ih is taken from ids."""
+    if x.xs.is_floating_point() or torch.is_grad_enabled() or not _is_simple(recipe, x):
+        return False
+    if x.seed is not None or x.lengths is not None or selected(recipe, x) is not KERNEL:
+        return False
+    return _schedule(recipe, x, "forward") is not None
+
+
+def _is_simple(recipe: Recipe, x: Inputs) -> bool:
     plain = recipe.directions == 1 and not recipe.projected and recipe.carry.exact
     noisy = x.seed is not None and named(recipe.cell).noise
-    return plain and recipe.memory.keeps_all and not noisy and x.xs.is_floating_point()
+    return plain and recipe.memory.keeps_all and not noisy
+
+
+def _schedule(recipe: Recipe, x: Inputs, direction: str) -> Schedule | None:
+    """How layers run beside each other."""
+    job, (steps, rows) = recipe.job(x), x.xs.shape[:2]
+    return calls.schedule_for(job.cell, direction, job.layers[0], rows, len(job.layers), steps)
 
 
 def beside(recipe: Recipe, x: Inputs, whole: Whole) -> str:
     """How layers run beside each other by our kernel, for `explain`; empty where they do not."""
-    if not is_plain(recipe, x) or x.seed is not None or x.lengths is not None:
+    if not (is_plain(recipe, x) or ids_pay(recipe, x)):
         return ""
-    job, found = recipe.job(x), list[str]()
-    sizes = whole.rows, len(job.layers), whole.steps
+    if x.seed is not None or x.lengths is not None:
+        return ""
+    found = list[str]()
     for direction in ("forward", "backward")[: 1 + whole.keeps]:
-        s = calls.schedule_for(job.cell, direction, job.layers[0], *sizes)
+        s = _schedule(recipe, x, direction)
         found += [f"{direction} {s.lanes} at once in {s.pieces} pieces of time"] if s else []
     return f"layers beside each other: {', '.join(found)}" if found else ""

@@ -148,7 +148,7 @@ class ByCall:
     def forward(
         self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor], keep: bool
     ) -> tuple[Tensor, Sequence[Tensor], Any]:
-        xs, weights = self.call.time_first(x).contiguous(), self._read(weights)
+        xs, weights = self.call.read(x).contiguous(), self._read(weights)
         ys, last, kept = self.call.prepared.forward(xs, first, weights, keep)
         return self.call.time_first(ys), last, (xs, [t for trace in kept for t in trace])
 

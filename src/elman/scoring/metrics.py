@@ -6,6 +6,7 @@ perplexity      =  exp(nats per token), the geometric mean of the number of choi
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from elman.language_model.looking import is_hooked
 from elman.language_model.loss import widened
 from elman.language_model.model import ModelState, known_labels
 from elman.language_model.nests import Nest
+from elman.recurrence.operator import known_ids
+from elman.scoring import captured
 from elman.text.batches import flat_integers
 from elman.text.shards import ShardedIds
 from elman.text.vocab import Vocab
@@ -32,6 +35,8 @@ MANY = 1 << 26
 """How many logits are held at a time, of a model that says how many a token has."""
 CHUNKED_PIECE = 1 << 17
 """The same where they run in chunks side by side, which wants long stretches."""
+LOOKED_AT = 1 << 22
+"""Ids that are looked at in one go."""
 
 
 def perplexity(nats: float) -> float:
@@ -139,38 +144,56 @@ def nats_of_lanes(
     predictions = len(known) - 1
     if lanes < 2 or predictions < 2 * lanes * warm_up:
         lanes, warm_up = 1, 0
-    if not len(range(lanes)[part]):
+    rows = len(range(lanes)[part])
+    if not rows:
         return 0.0
     chunked = lanes == 1 and in_chunks(model)
     most = MANY // (lanes * int(getattr(model, "vocab_size", 1)))
     piece = piece or (CHUNKED_PIECE if chunked else max(1, min(PIECE, most)))
-    device = next(model.parameters()).device
-    with evaluating(model):
-        total, state = torch.zeros((), dtype=torch.float64, device=device), None
-        for window, scored in _windows(known, lanes, part, warm_up, piece):
-            nats, state = token_nats(model, window, state)
-            nats = nats.double()
-            total += (
-                nats if scored is None else nats.where(scored.to(device, non_blocking=True), 0)
-            ).sum()
-    return float(total)
+    size = model.vocab_size if isinstance(model, LanguageModel) else None
+    if size is not None and isinstance(known, Tensor):
+        for some in known.split(LOOKED_AT):
+            known_labels(some, size)
+    state: Nest = None
+    with evaluating(model), captured.lent(model, rows, _add) as scorer:
+        for window, counts in _windows(known, lanes, part, warm_up, piece):
+            if size is not None and isinstance(known, ShardedIds):
+                known_labels(window, size)
+            state = scorer(model, window, counts, state)
+        return scorer.nats
+
+
+def _add(
+    model: torch.nn.Module, window: Tensor, counts: Tensor | None, state: Nest, total: Tensor
+) -> Nest:
+    """Add the nats of a window's steps that count (None: all) to the total; the state after it."""
+    nats, state = token_nats(model, window, state)
+    nats = nats.double()
+    if counts is not None:
+        nats = nats.where(counts.to(total.device, non_blocking=True), 0)
+    total += nats.sum()
+    return state
 
 
 def token_nats(model: torch.nn.Module, window: Tensor, state: Nest = None) -> tuple[Tensor, Nest]:
     """-log P of each token of a window (batch, 1 + time) after the first, and the state then.
 
-    A window on the CPU is looked at before it goes where the model lies: no GPU is waited for.
+    The ids of a `LanguageModel` are tokens that it knows: the caller has looked at the whole text,
+    on the CPU if it lies there, so that no GPU is waited for. What another model knows is seen in
+    its logits.
     """
     here = window.to(next(model.parameters()).device, non_blocking=True).long()
     x, y = here[:, :-1], here[:, 1:]
     if isinstance(model, LanguageModel):
-        known_labels(window, model.vocab_size)
         # What a subclass or a hook does in a call is theirs, unless logits would be too many.
-        if x.shape[1] > PIECE or (type(model) is LanguageModel and not is_hooked(model)):
-            hs, state = model.states(x, cast("ModelState", state))
+        is_plain = type(model) is LanguageModel and not is_hooked(model)
+        if is_plain or x.shape[1] > PIECE:
+            with known_ids() if is_plain else nullcontext():
+                hs, state = model.states(x, cast("ModelState", state))
             return model.each_nats(hs, y.T).T, state
     logits, state = read(model, x, state)
-    known_labels(window[:, 1:], logits.shape[-1])
+    if not isinstance(model, LanguageModel):
+        known_labels(window[:, 1:], logits.shape[-1])
     nats = F.cross_entropy(widened(logits).flatten(0, 1), y.flatten(), reduction="none")
     return nats.view(y.shape), state
 
@@ -196,7 +219,8 @@ def _windows(
     for start in range(0, warm_up + stride, piece):
         end = min(start + piece, warm_up + stride)
         if rows[-1] * stride + end <= predictions and (start >= warm_up or rows[-1] == 0):
-            yield _read(ids, first[:, 0] + start, end - start + 1), None
+            begins = range(rows[0] * stride + start, predictions, rows.step * stride)[: len(rows)]
+            yield _read(ids, begins, end - start + 1), None
         else:
             steps = torch.arange(start, end + 1, device="cpu")
             at = first + steps
@@ -204,10 +228,13 @@ def _windows(
             yield _picked(ids, at.clamp(max=predictions)), counts[:, :-1]
 
 
-def _read(ids: Tensor | ShardedIds, starts: Tensor, steps: int) -> Tensor:
+def _read(ids: Tensor | ShardedIds, begins: range, steps: int) -> Tensor:
     """So many ids from each place on."""
     if isinstance(ids, Tensor):
-        return torch.stack([ids[start : start + steps] for start in starts.tolist()])
+        size, each = (len(begins), steps), ids.stride(0)
+        start = ids.storage_offset() + begins.start * each
+        return ids.as_strided(size, (begins.step * each, each), start).contiguous()
+    starts = torch.tensor(begins, device="cpu")
     return _picked(ids, starts[:, None] + torch.arange(steps, device="cpu"))
 
 

@@ -1,8 +1,9 @@
 """A stack called again and again with inputs of one shape: what depends on shapes is found once.
 
-The same launches and products as `KERNEL`'s, layer by layer, for the commonest call: vectors in,
-one direction, nothing cut. A small layer keeps a GPU busy for less time than Python
-takes to find out what is to be run; so here Python does nothing that it did before.
+The same launches and products as `KERNEL`'s, layer by layer, for the commonest call: vectors in
+(or ids, where no gradient is asked for), one direction, nothing cut. A small layer keeps a GPU busy
+for less time than Python takes to find out what is to be run; so here Python does nothing that it
+did before.
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ class Prepared:
 
     def _shares(self, xs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """The input's share of the first layer's gates."""
+        if not xs.is_floating_point():
+            return products.looked_up(weights[0], self._bias(weights), xs[:, 0])
         shares = linear(xs, weights[0], self._bias(weights))
         if self.own < self.hidden:  # where an infinite input has met a weight of 0
             shares.unflatten(-1, (self.cell.gates, -1))[..., self.own :] = 0
