@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import threading
+import time
 from dataclasses import replace
 from unittest import mock
 
@@ -519,6 +521,33 @@ def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
         with cuda.large_products(torch.float32):
             assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
         assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_threads_never_see_the_switch_that_another_has_set_for_its_products(monkeypatch):
+    monkeypatch.setattr(cuda, "precision", lambda: "tf32")
+    matmul = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "ieee"
+    seen: dict[str, set[str]] = {"tf32": set(), "ieee": set()}
+
+    def products(wanted: str) -> None:
+        there = mock.Mock(is_cuda=True, dtype=torch.float32)
+        for _ in range(300):
+            with (
+                cuda.large_products(torch.float32) if wanted == "tf32" else cuda.as_switched(there)
+            ):
+                time.sleep(0)  # others run
+                seen[wanted].add(matmul.fp32_precision)
+
+    threads = [threading.Thread(target=products, args=(wanted,)) for wanted in (*seen, *seen)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen == {wanted: {wanted} for wanted in seen}
+        assert matmul.fp32_precision == "ieee"
+    finally:
+        matmul.fp32_precision = before
 
 
 def refusal(dtype=torch.bfloat16, cell="tanh", device="cpu", **layer):

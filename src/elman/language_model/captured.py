@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from elman.kernels.cuda import as_switched
 from elman.kernels.cuda.graphed import ALONE
 from elman.kernels.cuda.graphs import no_collection
 
@@ -35,7 +36,8 @@ class Step:
         """The logits (rows, outputs) after reading ids (rows,)."""
         state = tuple(self.states) if len(self.states) > 1 else self.states[0]
         hs, after = self._run(ids, state)
-        logits = self.out(hs).squeeze(self.time)
+        with as_switched(hs):
+            logits = self.out(hs).squeeze(self.time)
         for mine, new in zip(self.states, flat(after), strict=True):
             mine.copy_(new)
         return logits

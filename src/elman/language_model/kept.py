@@ -17,7 +17,7 @@ from torch import nn
 
 from elman.kernels import captures, largest
 from elman.kernels.choice import settings
-from elman.kernels.cuda import graphs
+from elman.kernels.cuda import as_switched, graphs
 from elman.language_model.looking import hears
 from elman.language_model.model import LanguageModel
 from elman.recurrence.captured import current_stream, switches
@@ -34,7 +34,8 @@ def key_of(model: LanguageModel, *what: Hashable) -> Hashable:
     places = [(w.data_ptr(), w.shape, w.stride(), w.dtype) for w in model.parameters()]
     dtype, device = model.bias_q.dtype, model.bias_q.device
     cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    products = torch.backends.cuda.matmul.allow_tf32
+    with as_switched(model.bias_q):
+        products = torch._C._get_fp32_precision_getter("cuda", "matmul")
     rest = current_stream(device.index), cast, products, *settings(dtype), *switches()
     return (*what, *rest, *places)
 

@@ -25,7 +25,7 @@ from elman.errors import UserError
 from elman.kernels import allows
 from elman.kernels.cpu import KERNEL, head
 from elman.kernels.cpu.library import out_of_range
-from elman.kernels.cuda import small
+from elman.kernels.cuda import as_switched, small
 from elman.recurrence.operator import apart
 from elman.recurrence.traced import is_seen, listening
 
@@ -76,7 +76,8 @@ def nats_of_each(hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) 
     rows, ids = hs.flatten(0, -2), targets.flatten()
     size = max(1, (PIECE_ON_GPU if hs.is_cuda else PIECE) // len(W_hq))
     pieces = zip(rows.split(size), ids.split(size), strict=True)
-    nats = [_nats(linear(h, W_hq, b_q), y) for h, y in pieces]
+    with as_switched(hs):
+        nats = [_nats(linear(h, W_hq, b_q), y) for h, y in pieces]
     return (nats[0] if len(nats) == 1 else torch.cat(nats)).view(targets.shape)
 
 
@@ -165,7 +166,8 @@ class _OnGpu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hs: Tensor, W_hq: Tensor, b_q: Tensor | None, targets: Tensor) -> Tensor:
-        logits = linear(hs, W_hq, b_q).flatten(0, -2).contiguous()
+        with as_switched(hs):
+            logits = linear(hs, W_hq, b_q).flatten(0, -2).contiguous()
         found = small.nats(logits, targets)
         ctx.save_for_backward(hs, W_hq, b_q, targets, logits, *found)
         return found.out[0]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import final
+import threading
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -386,11 +387,26 @@ def large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None
     return contextlib.nullcontext() if dtype in HALF else _Switched()
 
 
+def as_switched(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A block for products that torch's switch decides about, as the user has set it.
+
+    It is one switch for all threads: while a float32 layer of another thread has its large products
+    queued, it stands otherwise. Blocks may lie in each other.
+    """
+    wide = x.is_cuda and x.dtype == torch.float32
+    return _ONE_SWITCH if wide and not torch.compiler.is_compiling() else contextlib.nullcontext()
+
+
+_ONE_SWITCH = threading.RLock()
+"""Held by the thread that has torch's switch for products set otherwise, or must not have it so."""
+
+
 @final
 class _Switched(contextlib.AbstractContextManager[None]):
     """`torch.backends.cuda.matmul.fp32_precision`, torch's switch for products, as that of RNNs."""
 
     def __enter__(self) -> None:
+        _ONE_SWITCH.acquire()
         self.before = torch._C._get_fp32_precision_getter("cuda", "matmul")
         wanted = "tf32" if precision() == "tf32" else "ieee"
         self.changed = self.before != wanted
@@ -400,6 +416,7 @@ class _Switched(contextlib.AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         if self.changed:
             torch._C._set_fp32_precision_setter("cuda", "matmul", self.before)
+        _ONE_SWITCH.release()
 
 
 KERNEL = Cuda()

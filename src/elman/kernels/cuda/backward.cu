@@ -157,7 +157,7 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #pragma unroll
             for (int q = 0; q < PIECES; q++) {
                 const Item it = piece(q, place.in_turn(turn), batch);
-                if (!it.owned) continue;
+                if (SINGLE ? it.real == 0 : !it.owned) continue;
                 const i64 now = (i64)t * batch + it.batch_row;
                 Past::fetch(use, DIRECT, q, dhs, it.in(now), dhs ? it.real : 0);
 #if CELL == OWN
@@ -181,19 +181,21 @@ backward(TRACK_PARAMETER const void* W, const void* hs, const void* cs, const vo
 #if SINGLE
     begin();
     if (is_carrier()) {
-        const int row = threadIdx.x - THREADS, batch_row = place.group * ROWS + row;  // whose ξ it copies
-        const bool has_row = xi && row < ROWS && batch_row < batch;
+        const Item its = piece(0, place, batch);  // of its row
         auto fetch_all = [&](int done) {
             const i64 t = steps - 1 - done;
-            if (has_row && t >= 0) start_copy<4>(word_of(done, row), xi + t * xi_step + (i64)batch_row * xi_row, true);
+            if (xi && its.has_row && is_first_of_row() && t >= 0) start_copy<4>(word_of(done, its.row), xi + t * xi_step + (i64)its.batch_row * xi_row, true);
             fetch(done, 0);
         };
         auto send = [&](int done) {
+            if (!its.has_row) return;
+            const i64 now = (i64)(steps - 1 - done) * batch + its.batch_row;
 #pragma unroll
             for (int q = 0; q < PIECES; q++) {
                 const Item it = piece(q, place, batch);
+                if (it.real == 0) continue;
 #pragma unroll
-                for (int g = 0; g < STORED_DA; g++) ship(done, g, q, das, it.in((i64)(steps - 1 - done) * batch + it.batch_row, STORED_DA, g), it.real);
+                for (int g = 0; g < STORED_DA; g++) ship(done, g, q, das, it.in(now, STORED_DA, g));
             }
         };
         return carry(steps, fetch_all, send);

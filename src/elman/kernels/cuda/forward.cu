@@ -91,39 +91,43 @@ forward(TRACK_PARAMETER const void* W, const void* xs, const i64* ids, const flo
 #if SINGLE
     begin();
     if (is_carrier()) {
-        const int row = threadIdx.x - THREADS, batch_row = place.group * ROWS + row;  // whose words it copies
-        const bool has_row = ids && row < ROWS && batch_row < batch;
+        const Item its = piece(0, place, batch);  // of its row
+        const bool reads_ids = ids && its.has_row && is_first_of_row();
         auto fetch = [&](int t) {
+            if (its.has_row && t < steps) {
+                const i64 now = (i64)t * batch + its.batch_row, read = ids ? (i64)*word_of(t, its.row) : now;
 #pragma unroll
-            for (int q = 0; q < PIECES; q++) {
-                const Item it = piece(q, place, batch);
-                if (it.real == 0 || t >= steps) continue;
-                const i64 now = (i64)t * batch + it.batch_row, read = ids ? (i64)*word_of(t, it.row) : now;
+                for (int q = 0; q < PIECES; q++) {
+                    const Item it = piece(q, place, batch);
+                    if (it.real == 0) continue;
 #pragma unroll
-                for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(read, GATES, g), it.real);
+                    for (int g = 0; g < GATES; g++) Inputs::fetch(t, g, q, xs, it.in(read, GATES, g), it.real);
 #if CELL == OWN
 #pragma unroll
-                for (int n = 0; n < DRAWN; n++) Inputs::fetch(t, GATES + n, q, drawn, it.in(now, DRAWN, n), it.real);
+                    for (int n = 0; n < DRAWN; n++) Inputs::fetch(t, GATES + n, q, drawn, it.in(now, DRAWN, n), it.real);
 #endif
+                }
+                if (reads_ids && t + AHEAD < steps) start_copy<4>(word_of(t + AHEAD, its.row), ids + now + (i64)AHEAD * batch, true);
             }
-            if (has_row && t + AHEAD < steps) start_copy<4>(word_of(t + AHEAD, row), ids + (i64)(t + AHEAD) * batch + batch_row, true);
             mark_copies();
         };
         auto send = [&](int t) {
+            if (!its.has_row) return;
+            const i64 now = (i64)t * batch + its.batch_row;
 #pragma unroll
             for (int q = 0; q < PIECES; q++) {
                 const Item it = piece(q, place, batch);
-                const i64 now = (i64)t * batch + it.batch_row;
-                ship(t, 0, q, hs, it.in(now + batch), it.real);
+                if (it.real == 0) continue;
+                ship(t, 0, q, hs, it.in(now + batch));
 #pragma unroll
-                for (int i = 0; i < EXTRA; i++) ship(t, 1 + i, q, cs, it.in(now + batch, EXTRA, i), it.real);
+                for (int i = 0; i < EXTRA; i++) ship(t, 1 + i, q, cs, it.in(now + batch, EXTRA, i));
 #pragma unroll
                 for (int g = 0; g < KEPT; g++)
-                    if (gates) ship(t, 1 + EXTRA + g, q, gates, it.in(now, KEPT, g), it.real);
+                    if (gates) ship(t, 1 + EXTRA + g, q, gates, it.in(now, KEPT, g));
             }
         };
         for (int t = 0; t < AHEAD && t < steps; t++)
-            if (has_row) *word_of(t, row) = (u32)ids[(i64)t * batch + batch_row];
+            if (reads_ids) *word_of(t, its.row) = (u32)ids[(i64)t * batch + its.batch_row];
         carriers_meet();
         return carry(steps, fetch, send);
     }

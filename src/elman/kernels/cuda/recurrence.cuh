@@ -139,13 +139,8 @@ constexpr int ITEMS = (ITEMS_IN_ALL + THREADS - 1) / THREADS;
 typedef float Values[WIDE];
 typedef Packed<WIDE> Stored;
 
-#if SINGLE
-constexpr int EACH = UNITS / WARPS;                            // units of a warp
-constexpr int BLOCKS = (TRANSPOSED ? 1 : GATES) * (EACH / 8);  // its rows of W, in eights
-#endif
-
 struct Item {
-    bool owned;
+    bool owned, has_row;        // the thread's; its row is of the batch
     int row, unit;              // inside this block
     int batch_row, layer_unit;  // in the batch; in the head
     int column;                 // in the arrays
@@ -179,27 +174,20 @@ DEVICE Item item_at(bool owned, int row, int unit, const Place& place, int batch
     it.batch_row = place.group * ROWS + it.row;
     it.layer_unit = place.rank * UNITS + it.unit;
     it.column = place.head * SIZE + it.layer_unit;
-    it.real = !it.owned || it.batch_row >= batch ? 0 : SIZE == HIDDEN ? N : max(0, min(N, SIZE - it.layer_unit));
+    it.has_row = it.batch_row < batch;
+    it.real = !it.owned || !it.has_row ? 0 : SIZE == HIDDEN ? N : max(0, min(N, SIZE - it.layer_unit));
     return it;
 }
 
-// The q-th of thread number `thread` of so many, of N units.
-template <int N>
-DEVICE Item item_of(int q, int thread, int threads, const Place& place, int batch) {
-    constexpr int IN_ALL = ROWS * UNITS / N;
-    const int i = q * threads + thread;
-    return item_at<N>(IN_ALL % threads == 0 || i < IN_ALL, i / (UNITS / N), i % (UNITS / N) * N, place, batch);
-}
-
-// The thread's q-th.
+#if !SINGLE
+// The thread's q-th, of N units.
+template <int N = WIDE>
 DEVICE Item item(int q, const Place& place, int batch) {
-#if SINGLE  // where its warp's products are
-    const int lane = threadIdx.x % 32, row = q / (EACH / 8) * 8 + lane % 4 * 2 + lane / 4 % 2;
-    return item_at<WIDE>(true, row, threadIdx.x / 32 * EACH + q % (EACH / 8) * 8 + lane / 8 * 2, place, batch);
-#else
-    return item_of<WIDE>(q, threadIdx.x, THREADS, place, batch);
-#endif
+    constexpr int IN_ALL = ROWS * UNITS / N;
+    const int i = q * THREADS + threadIdx.x;
+    return item_at<N>(IN_ALL % THREADS == 0 || i < IN_ALL, i / (UNITS / N), i % (UNITS / N) * N, place, batch);
 }
+#endif
 
 // What may be stored where EMPTY means that nothing has been.
 DEVICE Stored told_from_empty(Stored values) {
@@ -224,18 +212,15 @@ DEVICE void gather(Values& sum, const float* from, int count, int stride) {
 // Steps: latency of device memory, some 0.7 us, over that of a fast step. 0: a step's own, once the one before has read its.
 // Of a group with turns, multiplications: as many as a step has.
 constexpr int AHEAD = SINGLE ? 7 : HOPPER && !PAIRED ? 0 : FAR ? TURNS : 3;
+#if !SINGLE
 // Units fetched at a time: an item; of teams.cuh and crowds.cuh, where all threads wait for each other in between, 16 bytes, which pass by
 // L1: it has little room beside so much shared memory, and would keep a line for each row.
-// Of single.cuh too: as many as a row's place in memory lets a carrier copy at once.
-constexpr int PIECE = SINGLE ? (SIZE * BYTES % 16 == 0 ? 16 : SIZE * BYTES % 8 == 0 ? 8 : 4) / BYTES : AHEAD == 0 && UNITS % 8 == 0 ? 8 : WIDE;
-constexpr int FETCHERS = SINGLE ? LAUNCHED - THREADS : THREADS, FIRST_FETCHER = SINGLE ? THREADS : 0;
-constexpr int PIECES = (ROWS * UNITS / PIECE + FETCHERS - 1) / FETCHERS;  // of a thread
+constexpr int PIECE = AHEAD == 0 && UNITS % 8 == 0 ? 8 : WIDE;
+constexpr int PIECES = (ROWS * UNITS / PIECE + THREADS - 1) / THREADS;  // of a thread
 constexpr int SLOTS = AHEAD > 0 ? ITEMS * THREADS : ITEMS_IN_ALL;       // of one value of every item
 
-// The thread's q-th.
-DEVICE Item piece(int q, const Place& place, int batch) { return item_of<PIECE>(q, threadIdx.x - FIRST_FETCHER, FETCHERS, place, batch); }
+DEVICE Item piece(int q, const Place& place, int batch) { return item<PIECE>(q, place, batch); }
 
-#if !SINGLE
 template <int FIELDS, int AT>
 struct Ring {
     static constexpr int SIZE_IN_BYTES = (AHEAD + 1) * FIELDS * SLOTS * WIDE * BYTES;

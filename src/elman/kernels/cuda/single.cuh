@@ -11,14 +11,32 @@
 #pragma once
 #include "recurrence.cuh"
 
-constexpr int CARRIERS = LAUNCHED - THREADS;
+constexpr int CARRIERS = LAUNCHED - THREADS, LANES = CARRIERS / ROWS;                    // carriers; those of a row
+constexpr int EACH = UNITS / WARPS;                                                      // units of a warp
+constexpr int BLOCKS = (TRANSPOSED ? 1 : GATES) * (EACH / 8);                            // its rows of W, in eights
 constexpr int M_TILES = (BLOCKS + 1) / 2;                                                // of one warp
 constexpr int K_TILES = ((TRANSPOSED ? GATES : 1) * UNITS * BYTES + 63) / 64 * 2;        // in pairs
 constexpr int CHAINS = M_TILES * ROW_TILES >= 4 ? 1 : M_TILES * ROW_TILES >= 2 ? 2 : 4;  // sums in flight hide mma's latency
 constexpr int OUTPUTS = TRANSPOSED ? STORED_DA : 1 + EXTRA + KEPT;
 
+// Units that a carrier copies at once: as many as the place of a row in memory allows.
+constexpr int PIECE = (SIZE * BYTES % 16 == 0 ? 16 : SIZE * BYTES % 8 == 0 ? 8 : 4) / BYTES;
+constexpr int PIECES = (UNITS / PIECE + LANES - 1) / LANES;  // of a carrier, all of one row
+
 static_assert(REGISTER_TILES == M_TILES * K_TILES && CLUSTER == 1 && TURNS == 1, "one SM, all of the matrix in registers");
 static_assert(SIZE * BYTES % 4 == 0 && CARRIERS >= ROWS, "words can be copied; a carrier to each row");
+
+// A worker's q-th item: where its warp's products are.
+DEVICE Item item(int q, const Place& place, int batch) {
+    const int lane = threadIdx.x % 32, row = q / (EACH / 8) * 8 + lane % 4 * 2 + lane / 4 % 2;
+    return item_at<WIDE>(true, row, threadIdx.x / 32 * EACH + q % (EACH / 8) * 8 + lane / 8 * 2, place, batch);
+}
+
+// A carrier's q-th piece.
+DEVICE Item piece(int q, const Place& place, int batch) {
+    const int carrier = threadIdx.x - THREADS, unit = (carrier % LANES + q * LANES) * PIECE;
+    return item_at<PIECE>(unit < UNITS, carrier / LANES, unit, place, batch);
+}
 
 // ---- the shared memory of a block: two vectors, words of some steps, two steps' outputs, then the ring of inputs ----
 
@@ -42,6 +60,10 @@ DEVICE u32* word_of(int step, int row) { return (u32*)(shared + WORDS_AT) + step
 // Where a field of an item lies in one step's values.
 DEVICE int place_in(int fields, int field, const Item& it) { return it.row * pitch_of(fields) + (field * UNITS + it.unit) * BYTES; }
 
+DEVICE void copy_piece(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(PIECE * BYTES) : "memory");
+}
+
 // What workers read, fetched by carriers.
 template <int FIELDS, int AT>
 struct Ring {
@@ -49,7 +71,7 @@ struct Ring {
 
     static __device__ __forceinline__ char* place(int step, int field, const Item& it) { return shared + AT + step % (AHEAD + 1) * STEP + place_in(FIELDS, field, it); }
     static __device__ __forceinline__ void fetch(int step, int field, int q, const void* base, i64 element, int real) {
-        if (real > 0) start_copy<PIECE * BYTES>(place(step, field, piece(q, {}, 0)), (const char*)base + element * BYTES, true);
+        if (real > 0) copy_piece(place(step, field, piece(q, {}, 0)), (const char*)base + element * BYTES);
     }
     static __device__ __forceinline__ void take(Values& x, int step, int field, int q) {
         Stored p;
@@ -63,9 +85,8 @@ DEVICE char* output(int step, int field, const Item& it) { return shared + OUTPU
 
 DEVICE void leave_behind(int step, int field, int q, const Stored& values) { store_words(output(step, field, item(q, {}, 0)), values.word); }
 
-DEVICE void ship(int step, int field, int q, void* base, i64 element, int real) {
+DEVICE void ship(int step, int field, int q, void* base, i64 element) {
     Packed<PIECE> p;
-    if (real <= 0) return;
     load_words(p.word, output(step, field, piece(q, {}, 0)));
     store_words((char*)base + element * BYTES, p.word);
 }
@@ -81,14 +102,16 @@ DEVICE void begin() {
 }
 
 DEVICE bool is_carrier() { return threadIdx.x >= THREADS; }
+DEVICE bool is_first_of_row() { return threadIdx.x % LANES == 0; }
 
-// A carrier's part. fetch(t) asks for what step t reads, as one batch of copies; word(t, row) is where a word for `ahead`
-// steps after t lies, if anywhere; send(t) ships what step t has left.
+// A carrier's part. fetch(t) asks for what step t reads, as one batch of copies; send(t) ships what step t has left.
 template <class Fetch, class Send>
 DEVICE void carry(int steps, Fetch fetch, Send send) {
+#pragma unroll 1
     for (int t = 0; t < AHEAD; t++) fetch(t);
     copied<AHEAD - 1>();
     meet();
+#pragma unroll 1
     for (int t = 0; t < steps; t++) {
         fetch(t + AHEAD);
         if (t > 0) send(t - 1);
