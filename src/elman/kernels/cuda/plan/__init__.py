@@ -54,9 +54,9 @@ KINDS = (  # of groups beyond a cluster: each gives its plans for a layer, none 
     pair_plans,  # pairs of SMs have half of the vector each, by wgmma
 )
 
-IN_FAVOUR = (
-    0.87  # of single SMs: prices of the small clusters beside them are up to 1.3 times too low
-)
+# Of single SMs: prices of the small clusters beside them are up to 1.3 times too low, and more where
+# rows are no whole 16 bytes.
+IN_FAVOUR, APART = 0.87, 1.25
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 DOUBT_OF_PARTS = 1.25  # several launches: what is off in the price of one is off in all
 LAUNCHES, FEWEST_ROWS = (1, 2, 3, 4, 6, 8, 12, 16), 32
@@ -89,7 +89,8 @@ def cheapest(
 
     def price(p: Plan) -> float:
         doubt = DOUBT if p.at_once == 0 else DOUBT_OF_PARTS
-        factor = doubt if p.far else IN_FAVOUR if p.single else 1.0
+        single = IN_FAVOUR / (APART if p.size * p.element % 16 else 1)
+        factor = doubt if p.far else single if p.single else 1.0
         return factor * p.batch_microseconds(batch, machine)
 
     return min(plans(), key=price, default=None)

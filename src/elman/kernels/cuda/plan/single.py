@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -24,6 +25,8 @@ PRICES = {
     "forward": (0.143, 0.0082, 0.00004, 0.0061, 0.0328),
     "backward": (0.142, 0.0069, 0.0006, 0.0, 0.0365),
 }
+COPY = 0.024
+"""Microseconds of a carrier's copy: what a step takes where rows begin anywhere."""
 MOST_IN_FLOAT32 = 96
 """Units: of more, the three products of float32 take longer than in a cluster."""
 
@@ -71,7 +74,8 @@ class SinglePlan(Plan):
     def fits_registers(self) -> bool:
         """Whether a worker has room for its share of the matrix."""
         sums = 4 * self.m_tiles * (self.rows // 8)
-        most = min(REGISTERS // self.threads // 8 * 8, 255)
+        quarter = -(-self.threads // 128)  # warps that share the registers of a quarter
+        most = min(REGISTERS // (128 * quarter) // 8 * 8, 255)
         return 4 * self.register_tiles + sums + BESIDES <= most
 
     def _pitch(self, fields: int) -> int:
@@ -105,7 +109,14 @@ class SinglePlan(Plan):
             warps * items * 2 * self._fields,
             items * self.cell.gates,
         )
-        return priced(work, PRICES[self.direction])
+        return max(priced(work, PRICES[self.direction]), COPY * self._copies)
+
+    @property
+    def _copies(self) -> int:
+        """Of a carrier in a step: 16 bytes each, or as many as the place of a row allows."""
+        lanes, at_once = 32 * CARRIERS // self.rows, math.gcd(self.size * self.element, 16)
+        pieces = -(-self.units * self.element // (at_once * lanes))
+        return pieces * (self._fields + self._outputs)
 
     def batch_microseconds(self, batch: int, machine: Machine) -> float:
         waves = -(-self.groups(batch) // machine.clusters[1])
