@@ -54,8 +54,8 @@ KINDS = (  # of groups beyond a cluster: each gives its plans for a layer, none 
     pair_plans,  # pairs of SMs have half of the vector each, by wgmma
 )
 
-# Of single SMs: prices of the small clusters beside them are up to 1.3 times too low, and more where
-# rows are no whole 16 bytes.
+# Of single SMs: prices of the small clusters beside them are up to 1.3 times too low, and more
+# where rows are no whole 16 bytes.
 IN_FAVOUR, APART = 0.87, 1.25
 DOUBT = 1.08  # prices of far groups are less certain, and they take SMs that others could use
 DOUBT_OF_PARTS = 1.25  # several launches: what is off in the price of one is off in all
