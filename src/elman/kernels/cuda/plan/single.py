@@ -27,8 +27,8 @@ PRICES = {
 }
 COPY = 0.024
 """Microseconds of a carrier's copy: what a step takes where rows begin anywhere."""
-MOST_IN_FLOAT32 = 96
-"""Units: of more, the three products of float32 take longer than in a cluster."""
+MOST_UNITS = {2: 128, 4: 96}
+"""By bytes of an element: of more, clusters take less, for the three products of float32 too."""
 
 
 @final
@@ -127,7 +127,7 @@ def single_plans(layer: Layer, machine: Machine) -> Iterator[SinglePlan]:
     """Every plan of single SMs that this machine can hold."""
     if layer.head_size * layer.element % 4:  # rows that no words begin
         return
-    if layer.element == 4 and layer.head_size > MOST_IN_FLOAT32:
+    if layer.head_size > MOST_UNITS[layer.element]:
         return
     for each, rows in itertools.product(UNITS_OF_A_WARP, (8, 16)):
         units = -(-layer.head_size // each) * each
