@@ -27,8 +27,8 @@ PRICES = {
 }
 COPY = 0.024
 """Microseconds of a carrier's copy: what a step takes where rows begin anywhere."""
-MOST_UNITS = {2: 128, 4: 96}
-"""By bytes of an element: of more, clusters take less, for the three products of float32 too."""
+MOST_UNITS, MOST_IN_FLOAT32 = 128, 96
+"""Of more, clusters take less, for the three products of float32 too."""
 
 
 @final
@@ -127,7 +127,7 @@ def single_plans(layer: Layer, machine: Machine) -> Iterator[SinglePlan]:
     """Every plan of single SMs that this machine can hold."""
     if layer.head_size * layer.element % 4:  # rows that no words begin
         return
-    if layer.head_size > MOST_UNITS[layer.element]:
+    if layer.head_size > (MOST_UNITS if layer.element == 2 else MOST_IN_FLOAT32):
         return
     for each, rows in itertools.product(UNITS_OF_A_WARP, (8, 16)):
         units = -(-layer.head_size // each) * each
