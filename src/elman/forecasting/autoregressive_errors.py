@@ -263,7 +263,7 @@ class _Regressed:
             if _far_from_singular(gram):
                 return self.back @ np.linalg.solve(gram, drawn)
         z, white = _whitened(self.y, phi)[:, 0], _whitened(self.design, phi)
-        return np.asarray(np.linalg.lstsq(white, z, rcond=None)[0])
+        return np.asarray(np.linalg.lstsq(white, z, rcond=None)[0], dtype=np.float64)
 
 
 def _products_of_lags(z: NDArray[np.float64], tau: int) -> NDArray[np.float64]:
