@@ -253,7 +253,7 @@ def planned(given: Mapping[str, Any], preset: str) -> tuple[Config, Splits, Text
     source = prepared.located(options["source"])  # - for a pipe, once it is read
     data = presets.data(options | {"source": source})
     parts = prepared.prepare(data, text)
-    size = Size(len(parts.train), len(parts.vocab))
+    size = Size.of(len(parts.train), parts.vocab)
     options = presets.expand(preset, dict(given) | {"source": source}, size)
     _check_long_enough(data, parts, options, preset, given)
     config = Config(

@@ -39,7 +39,7 @@ _PIECE = 1 << 22
 
 _MANY = 32
 """From so many effects on they are found from sums of products, which φ and later steps change
-little: anew each time, those of a season of 168 hours took minutes."""
+little: anew each time, those of a season of 168 hours took half a minute."""
 
 _RIDGE = 1e-8
 """What keeps effects finite that the data cannot tell apart, as a part of their squares."""
