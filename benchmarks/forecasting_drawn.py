@@ -1,7 +1,8 @@
 """`elman forecast` at its defaults on series drawn at random, whose possible futures are known.
 
     python benchmarks/forecasting_drawn.py [--seeds 1 2 …] [--series 4] [--cutoffs 2] [--minutes 2]
-                                           [--kinds NAME …] [--no-peers] [--json FILE] [--quick]
+                                           [--kinds NAME …] [--together] [--no-peers] [--json FILE]
+                                           [--quick]
     python benchmarks/forecasting_drawn.py --json FILE --table
 
 `drawn_series.py` has the kinds. Every rival is fitted again at every cutoff and scored on 500
@@ -11,9 +12,10 @@ the last and over all. `possible` knows the process: no forecast errs less. Simp
 last value, the last season's (of the true season), the mean and the drift; the best of them is
 known with hindsight, one a kind. statsforecast's AutoETS, AutoARIMA and AutoTheta stand beside
 where it is installed, but for series of 5,000 steps, and AutoARIMA for the longest seasons.
-Horizons are 12 steps, of short series 4, from one cutoff, four times as many series. `--json` keeps
-what an earlier run with the same settings wrote about other kinds. The published times are of one
-thread: OMP_NUM_THREADS=1.
+Horizons are 12 steps, of short series 4, from one cutoff, four times as many series. `--together`
+makes the series of a seed one panel, and tells nobody of their season. `--json` keeps what an
+earlier run with the same settings wrote about other kinds. The published times are of one thread:
+OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -148,14 +150,18 @@ def from_cutoffs(some: list[Drawn], back: int, steps: int, given: dict[str, Riva
     return rows
 
 
-def measure(kind: str, seeds: list[int], count: int, cutoffs: int, given: Any) -> dict[str, Row]:
+def measure(
+    kind: str, seeds: list[int], count: int, cutoffs: int, given: Any, together: bool = False
+) -> dict[str, Row]:
     """What every rival does on a kind: means over series and cutoffs, and each one's MASE."""
     short = kind.startswith("short")
     steps, cutoffs = (4, 1) if short else (12, cutoffs)
     rows: list[Row] = []
     for seed in seeds:
         some = drawn(kind, seed, count * 4 if short else count, steps, cutoffs)
-        groups = [some] if kind == RELATED else [[d] for d in some]
+        for d in some if together else []:
+            d.process.told = False
+        groups = [some] if together or kind == RELATED else [[d] for d in some]
         for group in groups:
             for back in reversed(range(cutoffs)):
                 rows += from_cutoffs(group, back, steps, given)
@@ -221,6 +227,7 @@ def main() -> None:
         "--kinds", nargs="+", choices=list(KINDS), metavar="NAME", help="only these"
     )
     parser.add_argument("--minutes", type=float, default=2.0, help="as in elman forecast")
+    parser.add_argument("--together", action="store_true", help="as panels, no season told")
     parser.add_argument("--no-peers", action="store_true", help="without statsforecast")
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--table", action="store_true", help="show what --json holds as Markdown")
@@ -229,10 +236,12 @@ def main() -> None:
     )
     given = parser.parse_args()
     asked: Row = {k: getattr(given, k) for k in ("seeds", "series", "cutoffs", "minutes")}
+    asked |= {"together": True} if given.together else {}
     if given.quick:
         asked |= {"series": 1, "cutoffs": 1, "minutes": 0.0}
     before = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
-    same = given.table or all(before.get(k) == v for k, v in asked.items())
+    alike = all(before.get(k) == v for k, v in ({"together": None} | asked).items())
+    same = given.table or alike
     results: dict[str, dict[str, Row]] = before.get("results", {}) if same else {}
     if given.table:
         print(markdown(results))
@@ -243,7 +252,8 @@ def main() -> None:
         print("statsforecast is not installed and is left out: pip install statsforecast")
     for kind in given.kinds or KINDS:
         who = rivals(kind, peers, asked["minutes"])
-        results[kind] = measure(kind, asked["seeds"], asked["series"], asked["cutoffs"], who)
+        count = (asked["series"], asked["cutoffs"])
+        results[kind] = measure(kind, asked["seeds"], *count, who, given.together)
         for name, row in results[kind].items():
             for refusal in row.get("failed", []):
                 print(f"{kind}: {name} failed: {refusal}")

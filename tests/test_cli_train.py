@@ -203,7 +203,7 @@ REFUSED = {
     "unknown model": (["--model", "transformer"], "elman, relu, linear, gru, lstm, "),
     "unknown device": (["--device", "tpu"], "auto, cpu, cuda"),
     "no memory": (["--memory", "lots"], "64M"),
-    "too large a batch": (["--batch-size", "5000"], "more text"),
+    "too large a batch": (["--batch-size", "5000"], "a longer text"),
     "mlp carries nothing": (["--model", "mlp", "--carry", "full"], "no state"),
     "rate": (["--learning-rate", "-1"], "--learning-rate -1.0 must be positive"),
     "dropout": (["--dropout-inputs", "2"], "--dropout-inputs 2.0 must be at least 0 and below 1"),
@@ -362,7 +362,10 @@ def test_a_text_that_was_only_moved_is_resumed_from_where_it_is_now(
         ("--tied --embedding-size 3 --hidden-size 6", "--embedding-size 6, or no --tied"),
         ("--lower --level byte", "--clean letters, or --level char and --lower"),
         ("--min-freq 100000", "keeps it, --min-freq 0 keeps all"),
-        ("--window 5000 --batch-size 2", "a smaller batch, or --window 431 fits"),
+        (
+            "--window 5000 --batch-size 2",
+            "without --batch-size and --window batches are made that suit this one",
+        ),
     ],
 )
 def test_a_hint_is_in_words_that_can_be_typed(text, tmp_path, capsys, typed, hint):
@@ -370,10 +373,48 @@ def test_a_hint_is_in_words_that_can_be_typed(text, tmp_path, capsys, typed, hin
     assert capsys.readouterr().err.splitlines()[-1].endswith(hint)
 
 
-def test_a_default_that_will_not_do_is_named_as_the_option_it_is(tmp_path, capsys):
-    (tmp_path / "short.txt").write_text("Hello there")
-    assert run(["train", str(tmp_path / "short.txt"), "--out", str(tmp_path / "run")]) == 2
-    assert "error: --validation 0.05 of this text is one token" in capsys.readouterr().err
+HELLO = "hello world, it is a short text\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "typed", "error", "hint"),
+    [
+        ("ab", "", "s.txt: 2 characters, too few to hold out 5 %", "40 are enough; or"),
+        ("Hello there", "", "s.txt: 11 characters, too few to hold out 5 %", "--validation 0"),
+        ("ab", "--validation 0", "s.txt: 2 characters, fewer than the 3", "a text of 3 characters"),
+        (HELLO, "--max-tokens 10", "s.txt: 10 characters, too few to hold out 5 %", "40 are"),
+        (HELLO, "--train-tokens 4", "s.txt: 4 characters, too few to hold out 5 %", "40 are"),
+        (HELLO, "--preset quick", "s.txt: 28 characters to train on", "2,277 characters"),
+        (HELLO, "--preset quick", "fewer than the 2,049", "--preset auto makes batches"),
+        (HELLO, "--batch-size 9", "a batch of 9 × 5", "without --batch-size batches are made"),
+    ],
+)
+def test_a_text_that_is_too_short_is_named_with_the_length_that_is_enough(
+    tmp_path, monkeypatch, capsys, written, typed, error, hint
+):
+    """Refusals once spoke of options that nobody had typed: batch=32, --validation 0.05."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.txt").write_text(written)
+    assert run(["train", "s.txt", "--out", "run", *typed.split()]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert error in said[-2]
+    assert hint in said[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "enough"),
+    [
+        ("", 40),
+        ("--preset quick --batch-size 9", 642),
+        ("--preset quick", 2277),
+        ("--validation 0", 3),
+    ],
+)
+def test_a_text_of_the_length_that_was_said_to_be_enough_is(tmp_path, monkeypatch, typed, enough):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.txt").write_text((HELLO * 99)[:enough])
+    assert run(["train", "s.txt", "--out", "run", "--epochs", "1", *typed.split()]) == 0
 
 
 def test_resume_refuses_another_text(text, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elman import forecasting as f
 from elman import series
 from elman.errors import NotFitted, UserError
-from elman.forecasting import accuracy, smoothing
+from elman.forecasting import accuracy, autoregressive_errors, smoothing
 from elman.forecasting.evaluation import backtest, measure, score, split
 from elman.forecasting.saving import Fitted, load, save
 from elman.kernels import choice
@@ -403,6 +403,31 @@ def test_changes_carry_a_drift_on_and_a_line_its_slope():
     line = (3 + 0.5 * np.arange(200) + rng.normal(0, 0.1, 200))[:, None]
     ahead = f.AutoregressiveErrors(2, trend="line").fit(line).predict(line, 10)
     np.testing.assert_allclose(ahead[:, 0], 3 + 0.5 * np.arange(200, 210), atol=0.2)
+
+
+@pytest.mark.parametrize("trend", ["level", "line", "changes"])
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_many_effects_are_found_as_few_are(trend, told_apart, monkeypatch):
+    """From sums of products instead of anew for every φ and every origin."""
+    r, n, m = np.random.default_rng(3), 300, 40
+    known = 100 + np.cumsum(r.normal(size=(n + 5, 2)), axis=0)
+    if not told_apart:  # a constant, and an input that is only there before the first rows
+        known = np.stack([np.full(n + 5, 5.0), np.arange(n + 5) < 1], axis=1)
+    moves = r.normal(size=n)
+    for t in range(1, n):
+        moves[t] += 0.6 * moves[t - 1]
+    x = 20 + r.normal(size=m)[np.arange(n) % m] + 0.1 * np.cumsum(moves) + 0.1 * known[:n, 0]
+    x, inputs = x[:, None], f.Inputs(known, np.zeros((n, 0)))
+    found = []
+    for many in (10**9, autoregressive_errors._MANY):
+        monkeypatch.setattr(autoregressive_errors, "_MANY", many)
+        model = f.AutoregressiveErrors(3, season=m, trend=trend).fit([x], [inputs])
+        origins = [*range(model.lags, n, 7), model.lags]  # in any order
+        found.append((model._phi, model.forecasts(x, origins, 5, inputs)))
+    (phi, paths), (phi_of_many, paths_of_many) = found
+    assert phi.any(), "there is something to whiten with"
+    np.testing.assert_allclose(phi_of_many, phi, atol=1e-9)
+    np.testing.assert_allclose(paths_of_many, paths, atol=1e-4 * x.std())
 
 
 def test_newer_data_may_begin_in_another_month():

@@ -13,7 +13,15 @@ from torch import nn
 
 from elman import NgramModel, generation
 from elman.errors import OutOfRange, UserError, WorkFailed
-from elman.generation import Sampling, allowed, beam_search, generate, generate_batch
+from elman.generation import (
+    Sampling,
+    allowed,
+    beam_search,
+    beams,
+    generate,
+    generate_batch,
+    reading,
+)
 from elman.language_model import model as language_model
 from elman.language_model.model import Dropout, LanguageModel, kinds
 from elman.scoring.metrics import evaluating
@@ -145,7 +153,7 @@ def test_each_token_is_read_once_however_long_the_text():
 
 def test_a_long_prompt_is_read_in_pieces_to_the_same_effect(monkeypatch):
     whole = list(generate(Tiny(), [1, 2, 3, 4] * 5, 20))
-    monkeypatch.setattr(generation, "PIECE", 3)
+    monkeypatch.setattr(reading, "PIECE", 3)
     assert list(generate(Tiny(), [1, 2, 3, 4] * 5, 20)) == whole
 
 
@@ -414,7 +422,7 @@ def test_a_beam_goes_on_with_the_likeliest_and_of_equals_with_those_of_lower_ids
     logits = torch.tensor(rows, dtype=torch.float64)
     logits[:, -1] = 1.25
     none = torch.tensor([], dtype=torch.int64)
-    log_p, ids = map(torch.from_numpy, generation._likeliest_of_each(logits, none, count))
+    log_p, ids = map(torch.from_numpy, beams._likeliest_of_each(logits, none, count))
     torch.testing.assert_close(log_p, logits.log_softmax(-1).gather(1, ids))
     likeliest = logits.sort(descending=True, stable=True).indices[:, :count]
     for row, expected, scores in zip(ids, likeliest, logits, strict=True):
@@ -428,7 +436,7 @@ def test_a_beam_refuses_what_is_no_number_excluded_or_not(value, at):
     logits = torch.zeros(2, 4)
     logits[1, at] = value
     with pytest.raises(WorkFailed, match="not numbers"):
-        generation._likeliest_of_each(logits, torch.tensor([0]), 2)
+        beams._likeliest_of_each(logits, torch.tensor([0]), 2)
 
 
 @given(seed=st.integers(0, 50), width=st.integers(1, 5))
@@ -458,8 +466,8 @@ def test_states_of_any_nesting_follow_their_rows():
         h = torch.tensor([[[row] for row in rows]])  # (layers, batch, hidden)
         return {"a": (h, [h * 10, None]), "b": h[0] * 100}
 
-    joined = generation._join([state(1), state(2), state(3)])
-    picked = generation._rows(joined, torch.tensor([2, 0, 0]))
+    joined = reading.joined([state(1), state(2), state(3)])
+    picked = reading.rows_of(joined, torch.tensor([2, 0, 0]))
     assert str(picked) == str(state(3, 1, 1))
 
 

@@ -11,14 +11,12 @@ from elman.errors import WorkFailed
 from elman.generation import (
     Sampling,
     _draw,
-    _read,
-    _rows,
-    _steps_of_a_beam,
-    _traced,
     beam_search,
     generate,
     generate_batch,
 )
+from elman.generation.beams import _steps_of_a_beam, _traced
+from elman.generation.reading import read_last, rows_of
 from elman.kernels import cpu
 from elman.kernels.cpu.steps import Steps, rules_of
 from elman.language_model import native_writer, stepper
@@ -167,8 +165,8 @@ def test_a_model_that_diverges_ends_its_text_where_it_does():
 def beams(model, prompt, length, width, exclude):
     """The texts and scores that native code finds, and those that Python does."""
     with torch.no_grad():
-        logits, state = _read(model, torch.tensor([prompt]), None)
-    own = model.stepper(_rows(state, torch.zeros(width, dtype=torch.int64)), width)
+        logits, state = read_last(model, torch.tensor([prompt]), None)
+    own = model.stepper(rows_of(state, torch.zeros(width, dtype=torch.int64)), width)
     steps, scores = native_writer.searched(own.writer, logits, length, exclude)
     found = list(zip(_traced(steps), scores.tolist(), strict=True))
     with torch.no_grad():

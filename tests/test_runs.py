@@ -659,5 +659,5 @@ def test_a_test_part_alone_is_scored_with_the_last_weights(tmp_path):
     result = runs.conclude(run, training)
     assert (result.part, result.step) == ("test", training.step)
     (tmp_path / "short").mkdir()
-    with pytest.raises(UserError, match="one token"):
+    with pytest.raises(UserError, match="60 characters, too few to hold out 2 %"):
         begin(tmp_path / "short", max_tokens=60, test=0.02)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from elman import generation
 from elman.errors import WorkFailed
-from elman.generation import _read, _steps_of_a_beam, _traced, beam_search
+from elman.generation.beams import _steps_of_a_beam, _traced, beam_search
+from elman.generation.reading import read_last
 from elman.language_model.model import LanguageModel
 from elman.language_model.searcher import Searcher
 from elman.language_model.turns import _KEPT, MANY
@@ -31,7 +32,7 @@ def lively(vocabulary: int, *, steps: int = 0, **shape) -> LanguageModel:
 def in_turns(model, prompt, length, width, exclude):
     """What the turns of a GPU find, taken here one by one."""
     with torch.no_grad():
-        logits, state = _read(model, torch.tensor([prompt]), None)
+        logits, state = read_last(model, torch.tensor([prompt]), None)
     searcher = Searcher(model, width, exclude, None)
     searcher.begin(logits, state)
     steps = searcher.search(min(2, length)) + searcher.search(length - min(2, length))
@@ -52,7 +53,7 @@ def test_turns_find_what_the_host_finds(data):
     length, width = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 20))
     found, scores = in_turns(model, prompt, length, width, exclude)
     with torch.no_grad():
-        logits, state = _read(model, torch.tensor([prompt]), None)
+        logits, state = read_last(model, torch.tensor([prompt]), None)
         expected, best = _steps_of_a_beam(model, logits, state, length, width, exclude)
     texts = len(best)
     assert np.isneginf(scores[texts:]).all()

@@ -81,3 +81,40 @@ def test_no_season_is_looked_for_where_one_is_named_or_none_is_wanted():
         found = fit_and_measure([Series("x", x, ("y",), season=season)], settings)
         assert found.series[0].season == season
         assert not found.notes()
+
+
+def test_series_together_have_the_season_that_most_of_them_have():
+    alike = [repeating(7, 12, seed=seed) for seed in range(4)]
+    walk = np.random.default_rng(0).normal(size=84).cumsum()
+    assert seasons.found(*alike, walk) == 7
+    assert (
+        seasons.found(*alike[:2], *[np.random.default_rng(n).normal(size=84) for n in (1, 2)])
+        is None
+    )
+    assert seasons.found(*alike[:2], repeating(12, 7), repeating(5, 17)[:84]) is None
+
+
+def test_short_series_among_long_ones_do_not_hide_a_season():
+    panel = [repeating(12, 9, seed=seed) for seed in range(3)]
+    assert seasons.found(*panel, panel[0][:15], panel[1][:7]) == 12
+
+
+def test_no_more_than_fifty_series_are_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(seasons, "_explained", lambda x, m: asked.append(len(x)) or 0.0)
+    assert seasons.found(*[np.zeros(20)] * 120) is None
+    assert len(asked) == 40 * 4  # every third, with 2 to 5 steps
+
+
+def test_auto_looks_for_the_season_of_a_panel_and_says_so():
+    panel = [Series(n, repeating(7, 14, seed=i)[:, None], ("y",)) for i, n in enumerate("abc")]
+    found = fit_and_measure([panel[0].until(70), *panel[1:]], Settings(steps=7, minutes=0))
+    assert [s.season for s in found.series] == [7, 7, 7]
+    assert (
+        "b and 2 others: a season of 7 steps, found in the data; --season 1 for none"
+        in found.notes()
+    )
+    told = [Series(s.name, s.values, s.columns, season=12) for s in panel]
+    assert [s.season for s in fit_and_measure(told, Settings(steps=7, minutes=0)).series] == [
+        12
+    ] * 3

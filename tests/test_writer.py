@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from elman import kernels
 from elman.errors import UserError, WorkFailed
-from elman.generation import Sampling, _generator, _read_all, _uniform, generate, generate_batch
+from elman.generation import Sampling, _generator, _uniform, generate, generate_batch
+from elman.generation.reading import read_all
 from elman.language_model import writer
 from elman.language_model.model import LanguageModel
 from elman.language_model.turns import _KEPT
@@ -66,7 +67,7 @@ def test_turns_write_what_steps_and_draws_write(choice, cell):
     model = LanguageModel(30, cell=cell, hidden_size=16, embedding_size=8, layers=2)
     prompts = [(1, 2, 3), (4,), (1,)]
     with torch.no_grad():
-        logits, state = _read_all(model, prompts)
+        logits, state = read_all(model, prompts)
     turns = Writer(model, Sampling(**choice), 3, None)
     turns.begin(logits, state, Sampling(**choice))
     chances = [_uniform(_generator(seed)) for seed in range(3)]

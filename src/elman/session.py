@@ -8,6 +8,7 @@
 `elman train` is this, with the records printed. Nothing here prints.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,8 +18,8 @@ import torch
 
 from elman import generation, runs
 from elman.diagnostics import glance
-from elman.errors import UserError, WorkFailed
-from elman.options import DEVICES, check, option
+from elman.errors import UserError, WorkFailed, counted
+from elman.options import DEVICES, check, flag, option
 from elman.runs import Config, Run, presets
 from elman.runs.device import pick, use_threads
 from elman.runs.effort import Size
@@ -252,8 +253,9 @@ def planned(given: Mapping[str, Any], preset: str) -> tuple[Config, Splits, Text
     source = prepared.located(options["source"])  # - for a pipe, once it is read
     data = presets.data(options | {"source": source})
     parts = prepared.prepare(data, text)
-    size = Size(len(parts.train), len(parts.vocab))
+    size = Size.of(len(parts.train), parts.vocab)
     options = presets.expand(preset, dict(given) | {"source": source}, size)
+    _check_long_enough(data, parts, options, preset, given)
     config = Config(
         data=data,
         model=presets.model(options, len(parts.vocab)),
@@ -263,6 +265,34 @@ def planned(given: Mapping[str, Any], preset: str) -> tuple[Config, Splits, Text
         shown=presets.shown(options),
     )
     return config, parts, text
+
+
+def _check_long_enough(
+    data: prepared.Data,
+    parts: Splits,
+    options: presets.Options,
+    preset: str,
+    given: Mapping[str, Any],
+) -> None:
+    """Refuse a text whose training part does not fill one batch, in words of what was asked for."""
+    units, held_out = parts.vocab.level_used.units, data.validation + data.test
+    batch, window = options["batch_size"], options["window"]
+    tokens, needed = len(parts.train), batch * window + 1
+    if tokens >= needed or min(batch, window) < 1:  # less than 1 is refused with the settings
+        return
+    whole, left = math.ceil(needed / (1 - held_out)), " to train on" if held_out else ""
+    hint = f"a text of {whole:,} {units} is long enough"
+    shape = [flag(name) for name in ("batch_size", "window") if name in given]
+    if preset != presets.DEFAULT:
+        hint += f"; --preset {presets.DEFAULT} makes batches that suit this one"
+    elif shape:  # what is left out of them would grow with the text
+        without = " and ".join(shape)
+        hint = f"a longer text; without {without} batches are made that suit this one"
+    raise UserError(
+        f"{prepared.named_text(data)}: {counted(tokens, units)}{left}, fewer than the {needed:,} "
+        f"that fill a batch of {batch} × {window}",
+        hint=hint,
+    )
 
 
 def _run_options(

@@ -153,7 +153,7 @@ def _begin(preset: str | None, given: dict[str, Any], processes: "Processes") ->
     command = shlex.join(["elman", *sys.argv[1:]])
     preset = presets.DEFAULT if preset is None else preset
     session = Session.begin(asked, preset, kept, command, processes)
-    size = Size(len(session.training.train_ids), len(session.run.vocab))
+    size = Size.of(len(session.training.train_ids), session.run.vocab)
     chosen = presets.named(preset, asked, size) | asked
     options = presets.used(options_of(session.run.config))
     flags = presets.as_flags({name: options[name] for name in chosen if name in options})

@@ -37,6 +37,13 @@ Design = NDArray[np.float64]
 _PIECE = 1 << 22
 """Numbers that running sums may take at a time."""
 
+_MANY = 32
+"""From so many effects on they are found from sums of products, which φ and later steps change
+little: anew each time, those of a season of 168 hours took half a minute."""
+
+_RIDGE = 1e-8
+"""What keeps effects finite that the data cannot tell apart, as a part of their squares."""
+
 _ROUNDS = 4
 """How often φ and the effects are found from one another; they settle after two or three."""
 
@@ -111,12 +118,12 @@ class AutoregressiveErrors(Forecaster):
         best, chosen = np.inf, (np.zeros(self.tau), (False, True))
         for seasonal, drift in itertools.product(seasons, drifts):
             rows = [
-                self._rows(x[:, None], i, (seasonal, drift))
+                _Regressed(*self._rows(x[:, None], i, (seasonal, drift)), self.tau)
                 for x, i in zip(series, inputs, strict=True)
             ]
             for order in range(self.tau + 1):
                 phi, squares = _solved(rows, order, self.tau)
-                fitted = rows[0][1].shape[1] + order + 1
+                fitted = rows[0].design.shape[1] + order + 1
                 spare = max(count - fitted - 1, 0.5)
                 score = count * np.log(squares / count + 1e-300) + 2 * fitted * count / spare
                 if score < best - 1e-9:
@@ -201,9 +208,7 @@ def _whitened(rows: NDArray[np.float64], phi: NDArray[np.float64]) -> NDArray[np
     return white
 
 
-def _solved(
-    rows: list[tuple[Values, Design]], order: int, tau: int
-) -> tuple[NDArray[np.float64], float]:
+def _solved(rows: list["_Regressed"], order: int, tau: int) -> tuple[NDArray[np.float64], float]:
     """φ_1 … φ_order (and zeros up to τ), and the sum of squares that remains."""
     phi = np.zeros(tau)
     beta, squares = _effects(rows, phi)
@@ -211,8 +216,8 @@ def _solved(
         return phi, squares
     for _ in range(_ROUNDS):
         lagged, now = [], []
-        for (y, design), b in zip(rows, beta, strict=True):
-            e = y[:, 0] - design @ b
+        for row, b in zip(rows, beta, strict=True):
+            e = row.y[:, 0] - row.design @ b
             lagged.append(np.stack([e[tau - i : len(e) - i] for i in range(1, order + 1)], axis=1))
             now.append(e[tau:])
         coefficients = np.linalg.lstsq(np.concatenate(lagged), np.concatenate(now), rcond=None)[0]
@@ -230,17 +235,72 @@ def _steady(phi: NDArray[np.float64]) -> NDArray[np.float64]:
     return phi if root <= 0.98 else phi * (0.98 / root) ** np.arange(1, len(phi) + 1)
 
 
+@final
+class _Regressed:
+    """What is regressed, and on what, whitened by one φ after another.
+
+    Many effects are found from sums of products, to which φ comes last. With D = U S Vᵀ, Z = [U x]
+    and c = (1, -φ_1, …, -φ_τ), whitened Z have the products
+
+        Σ_t (Σ_i c_i Z_{t-i})ᵀ (Σ_j c_j Z_{t-j}) = Σ_ij c_i c_j Σ_t Z_{t-i}ᵀ Z_{t-j}
+    """
+
+    def __init__(self, y: Values, design: Design, tau: int) -> None:
+        self.y, self.design = y, design
+        self.products: NDArray[np.float64] | None = None
+        if design.shape[1] >= _MANY:
+            u, sizes, v = np.linalg.svd(design, full_matrices=False)
+            told_apart = sizes > sizes[0] * max(design.shape) * np.finfo(np.float64).eps
+            self.back = v[told_apart].T / sizes[told_apart]
+            self.products = _products_of_lags(np.concatenate([u[:, told_apart], y], axis=1), tau)
+
+    def effects(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By least squares on whitened rows."""
+        if self.products is not None:
+            c = np.concatenate([[1.0], -phi])
+            sums = np.tensordot(np.outer(c, c), self.products, axes=2)
+            gram, drawn = sums[:-1, :-1], sums[:-1, -1]
+            if _far_from_singular(gram):
+                return self.back @ np.linalg.solve(gram, drawn)
+        z, white = _whitened(self.y, phi)[:, 0], _whitened(self.design, phi)
+        return np.asarray(np.linalg.lstsq(white, z, rcond=None)[0], dtype=np.float64)
+
+
+def _products_of_lags(z: NDArray[np.float64], tau: int) -> NDArray[np.float64]:
+    """Σ_t Z_{t-i} Z_{t-j}ᵀ over t ≥ τ for i, j = 0 … τ: (lags, lags, columns, columns).
+
+    From one pair of lags to the next the sum moves one step back: a row comes and a row goes.
+    """
+    lags, n = range(tau + 1), len(z)
+    sums = np.empty((tau + 1, tau + 1, z.shape[1], z.shape[1]))
+    for i, j in itertools.product(lags, lags):
+        if i > j:
+            sums[i, j] = sums[j, i].T
+        elif i == 0:
+            sums[i, j] = z[tau:].T @ z[tau - j : n - j]
+        else:
+            comes = np.outer(z[tau - i], z[tau - j])
+            sums[i, j] = sums[i - 1, j - 1] + comes - np.outer(z[n - i], z[n - j])
+    return sums
+
+
+def _far_from_singular(gram: NDArray[np.float64]) -> bool:
+    try:
+        pivots = np.diagonal(np.linalg.cholesky(gram))
+    except np.linalg.LinAlgError:
+        return False
+    return bool(pivots.min() > 1e-4 * pivots.max())
+
+
 def _effects(
-    rows: list[tuple[Values, Design]], phi: NDArray[np.float64]
+    rows: list[_Regressed], phi: NDArray[np.float64]
 ) -> tuple[list[NDArray[np.float64]], float]:
     """Each series' effects by least squares on whitened rows, and what remains of all."""
-    solved, squares = [], 0.0
-    for y, design in rows:
-        z, white = _whitened(y, phi)[:, 0], _whitened(design, phi)
-        beta = np.asarray(np.linalg.lstsq(white, z, rcond=None)[0])
-        solved.append(beta)
-        squares += float(((z - white @ beta) ** 2).sum())
-    return solved, squares
+    solved = [row.effects(phi) for row in rows]
+    left = [
+        _whitened(r.y - (r.design @ b)[:, None], phi) for r, b in zip(rows, solved, strict=True)
+    ]
+    return solved, sum(float((e**2).sum()) for e in left)
 
 
 def _effects_before(
@@ -257,13 +317,41 @@ def _effects_before(
     size = np.sqrt((white[before] ** 2).mean(0))
     unit, middle = np.where(size > 0, size, 1.0), z[before].mean()
     white = white / unit
+    if design.shape[1] >= _MANY:
+        both = _effects_step_by_step(white, np.stack([z - middle, np.ones(len(z))], axis=1), upto)
+        return (both[..., 0] + middle * both[..., 1]) / unit
     gram = _grams(white, upto)
     ones = np.cumsum(white, axis=0)[upto]
     drawn = np.cumsum(white * (z - middle)[:, None], axis=0)[upto]
-    ridge = 1e-8 * np.maximum(np.einsum("ojj->oj", gram), 1e-3)
+    ridge = _RIDGE * np.maximum(np.einsum("ojj->oj", gram), 1e-3)
     gram = gram + ridge[:, :, None] * np.eye(gram.shape[1])
     both = np.linalg.solve(gram, np.stack([drawn, ones], axis=2))
     return (both[..., 0] + middle * both[..., 1]) / unit
+
+
+def _effects_step_by_step(
+    white: Design, targets: NDArray[np.float64], upto: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """The effects on some targets up to each u of `upto`, (origins, effects, targets).
+
+    Recursive least squares: with P the inverse of Σ w wᵀ, a step with the row w and the target z
+    adds P w / (1 + wᵀ P w) times what it missed, z - wᵀ β.
+    """
+    first, last = int(upto.min()), int(upto.max())
+    before = white[: first + 1]
+    gram = before.T @ before
+    inverse = np.linalg.inv(gram + np.diag(_RIDGE * np.maximum(np.diagonal(gram), 1e-3)))
+    beta = inverse @ before.T @ targets[: first + 1]
+    found = np.empty((last - first + 1, *beta.shape))
+    found[0] = beta
+    for t in range(first + 1, last + 1):
+        w = white[t]
+        drawn = inverse @ w
+        gain = drawn / (1 + w @ drawn)
+        beta = beta + gain[:, None] * (targets[t] - w @ beta)
+        inverse -= np.outer(gain, drawn)
+        found[t - first] = beta
+    return found[upto - first]
 
 
 def _grams(white: Design, upto: NDArray[np.int64]) -> NDArray[np.float64]:

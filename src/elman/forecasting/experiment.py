@@ -208,8 +208,8 @@ def _columns(series: Sequence[Series], settings: Settings) -> list[Series]:
     columns = single_columns(series)
     if settings.model == "auto" or not forecasters()[settings.model].network:
         columns = [_shortened(s) for s in columns]
-    if settings.model == "auto" and len(columns) == 1:
-        columns = [with_season(columns[0])]
+    if settings.model == "auto":
+        columns = with_season(columns)
     if settings.calendar:
         columns = [panel.with_calendar(s, settings.steps) for s in columns]
     check(columns, settings)

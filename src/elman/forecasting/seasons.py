@@ -11,11 +11,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from elman.errors import counted
 from elman.forecasting.series import Series
 
 _ROUNDS = 4
 """How many whole rounds say that something repeats."""
 _LONGEST = 400
+_ASKED = 50
+"""How many series of a panel are asked at most."""
 _EXPLAINED, _OF_FEW = 0.35, 2.5
 """The share of variance that other rounds must explain; of n steps at least 2.5 / √n, for few
 resemble one another by chance."""
@@ -24,29 +27,46 @@ _AS_GOOD = 1.2
 so after 24."""
 
 
-def found(x: NDArray[np.float64]) -> int | None:
-    """The season of a series, in steps; None where nothing repeats beyond doubt.
+def found(*panel: NDArray[np.float64]) -> int | None:
+    """The season of a series, or of several together, in steps; None where nothing repeats beyond
+    doubt. Of several the longer half is asked, and three of four must repeat.
 
     >>> t = np.arange(60)
     >>> found(np.sin(2 * np.pi * t / 12) + 0.1 * t), found(np.cumsum(np.sin(t**3.0)))
     (12, None)
     """
-    longest = min(_LONGEST, len(x) // (_ROUNDS + 1))
+    middle = sorted(map(len, panel))[len(panel) // 2]
+    long = [x for x in panel if len(x) >= middle]
+    asked = long[:: -(-len(long) // _ASKED)]
+    longest = min(_LONGEST, middle // (_ROUNDS + 1))
+    if longest < 2:
+        return None
     # one more, for rounds of nearly the right length resemble one another, too
-    left = {m: 1 - _explained(x, m) for m in range(2, longest + 2)} if longest > 1 else {}
-    best = min(left, key=left.__getitem__, default=0)
-    if not 0 < best <= longest or left[best] > 1 - max(_EXPLAINED, _OF_FEW / math.sqrt(len(x))):
+    shares = {m: [_explained(x, m) for x in asked] for m in range(2, longest + 2)}
+    left = {m: 1 - float(np.quantile(share, 0.25)) for m, share in shares.items()}
+    best = min(left, key=left.__getitem__)
+    if best > longest or left[best] > 1 - max(_EXPLAINED, _OF_FEW / math.sqrt(middle)):
         return None
     return next(m for m in left if best % m == 0 and left[m] <= _AS_GOOD * left[best])
 
 
-def with_season(series: Series) -> Series:
-    """A series whose season nobody said with the one that was found, which it says."""
-    season = found(series.values[:, 0]) if series.season is None else None
+def with_season(panel: list[Series]) -> list[Series]:
+    """Series whose season nobody said with the one that was found, which the longest one says."""
+    if any(s.season is not None for s in panel):
+        return panel
+    season = found(*(s.values[:, 0] for s in panel))
     if season is None:
-        return series
-    note = f"{series.name}: a season of {season} steps, found in the data; --season 1 for none"
-    return replace(series, season=season, notes=(*series.notes, note))
+        return panel
+    longest = max(panel, key=len)
+    others = f" and {counted(len(panel) - 1, 'others')}" if len(panel) > 1 else ""
+    note = (
+        f"{longest.name}{others}: a season of {season} steps, found in the data; "
+        "--season 1 for none"
+    )
+    return [
+        replace(s, season=season, notes=(*s.notes, note) if s is longest else s.notes)
+        for s in panel
+    ]
 
 
 def _explained(x: NDArray[np.float64], m: int) -> float:

@@ -16,7 +16,7 @@ from elman.options import heeded
 from elman.runs import presets
 from elman.runs.device import is_here
 from elman.runs.shown import Shown
-from elman.text.prepared import CUTS, Data, Splits
+from elman.text.prepared import CUTS, Data, Splits, too_few_to_hold_out
 from elman.training import Optimisation, Reading, Settings, Training
 from elman.training.processes import ALONE, Processes
 from elman.training.segments import one_pass
@@ -124,13 +124,9 @@ def fresh_training(
 def check_fits(config: Config, parts: Splits) -> None:
     """Refuse a text that is too short to train on or to be tested by, and too large a model."""
     _check_affordable(config)
-    for name in CUTS:
-        if len(getattr(parts, name)) == 1:
-            raise UserError(
-                f"{name}={getattr(config.data, name)} of this text is one token, which leaves "
-                "nothing to predict",
-                hint=f"use more text, or a larger {name}, or {name}=0 for none",
-            )
+    if any(len(getattr(parts, name)) == 1 for name in CUTS):  # which leaves nothing to predict
+        tokens = sum(len(part) for part in (parts.train, parts.validation, parts.test))
+        raise too_few_to_hold_out(config.data, tokens, parts.vocab.level_used.units)
     one_pass(parts.train, config.training.reading, seed=config.training.seed, epoch=0)
 
 

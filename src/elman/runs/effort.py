@@ -23,7 +23,14 @@ in beside one for the way out is too much to learn: there, too, the embedding is
 output, and parts of it are hidden.
 
 Words, and characters of a large script, have vocabularies where the output layer is most of the
-work: there the embedding is used again as the output (tied), and fewer tokens are read.
+work: there the embedding is used again as the output (tied), and fewer tokens are read. A text of
+a small script beside a thousand characters of others, each now and then, is none of these: where
+all of its tokens by their frequencies are no harder to guess than 64 equally frequent ones, it
+gets what it would get without them, and parts of its embedding are hidden. (English beside Chinese,
+code with emoji, a file in fifty languages: unigram perplexity 31 to 53. Chinese has 450 to 680,
+words 90 to 370.) Four such texts of 120 to 200 kB are 0.06 to 0.25 nats better for it; one of
+60 kB, with the recipe of brief texts, was 0.14 worse, and no long one was measured, so those keep
+the recipe of large vocabularies.
 
 The numbers were chosen by random search on seven texts of 0.1 to 1.9 MB that are in no table of the
 README (the King James Bible in three parts, An Anarchist FAQ in three parts, the Debian
@@ -36,7 +43,10 @@ each, by characters and by words; texts that chose nothing are in `benchmarks/re
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from elman.gradients.carry import CARRIES
+from elman.text.vocab import Vocab
 
 LARGE = 1000
 """Tokens in a vocabulary from which on the output layer is most of the work."""
@@ -46,6 +56,10 @@ LONG = 550_000
 
 BRIEF = 100_000
 """Tokens of a small vocabulary below which a text is brief: more updates, a narrower model."""
+
+COMMON = 64
+"""The perplexity of tokens by their frequencies below which those of a large vocabulary, in a text
+neither brief nor long, are mostly rare."""
 
 MANY = 300
 """Tokens in a vocabulary above which those of a brief text are mostly rare."""
@@ -93,10 +107,30 @@ SHARED: dict[str, Any] = {
 
 
 class Size(NamedTuple):
-    """How long a text is, and how many different tokens it has."""
+    """How long a text is, how many different tokens it has, and their perplexity by frequency."""
 
     tokens: int
     vocab_size: int
+    perplexity: float = math.inf
+
+    @classmethod
+    def of(cls, tokens: int, vocab: Vocab) -> "Size":
+        """The size of a training part of so many tokens, which the vocabulary counted.
+
+        >>> Size.of(8, Vocab([*"aabbccdd"])).perplexity
+        4.0
+        """
+        counts = np.array([n for _, n in vocab.token_freqs], dtype=np.float64)
+        if not counts.sum():
+            return cls(tokens, len(vocab))
+        p = counts[counts > 0] / counts.sum()
+        return cls(tokens, len(vocab), round(math.exp(-float(p @ np.log(p))), 2))
+
+    @property
+    def large(self) -> bool:
+        """Whether the vocabulary is large, and not mostly of rare tokens."""
+        rare = BRIEF <= self.tokens < LONG and self.perplexity < COMMON
+        return self.vocab_size >= LARGE and not rare
 
 
 def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
@@ -108,11 +142,13 @@ def effort(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     [128, 192, 384]
     >>> effort(Size(40_000, 5_000), {"hidden_size": 128})["embedding_size"]
     128
+    >>> [effort(Size(180_000, 2_000, p), {})["hidden_size"] for p in (45, 450)]
+    [384, 256]
     """
-    if size.vocab_size < LARGE:
-        recipe = _small(size, given)
-    else:
+    if size.large:
         recipe = LARGE_VOCABULARY | {"epochs": passes(size.tokens, reads=2_000_000, most=40)}
+    else:
+        recipe = _small(size, given)
     recipe = SHARED | _consistent(_shaped(recipe, size.tokens), given)
     updates = _updates(size.tokens, recipe | given)
     return recipe | {
@@ -141,9 +177,11 @@ def _small(size: Size, given: dict[str, Any]) -> dict[str, Any]:
     if size.tokens < BRIEF:
         return _brief(size) | _hidden(given.get("epochs", 40), outputs=0.5, recurrent=0.4)
     recipe, reads = (SHORT_TEXT, 4_600_000) if size.tokens < LONG else (LONG_TEXT, 4_400_000)
+    reads = max(2_000_000, min(reads, 9_200_000_000 // size.vocab_size))  # rare tokens cost, too
     epochs = passes(size.tokens, reads, most=60)
     often = _hidden(given.get("epochs", epochs), outputs=0.4, recurrent=0.3)
-    return recipe | {"epochs": epochs} | often
+    rare = {"dropout_inputs": 0.3} if size.vocab_size >= LARGE else {}
+    return recipe | {"epochs": epochs} | often | rare
 
 
 def _brief(size: Size) -> dict[str, Any]:

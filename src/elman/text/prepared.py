@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elman.errors import UserError
+from elman.errors import UserError, counted
 from elman.options import DECODED, check, option
 from elman.text import corpus
 from elman.text.datasets import DATASETS
@@ -338,7 +338,7 @@ def prepare(data: Data, text: Text, vocab: Vocab | None = None) -> Splits:
     whole = cleaned(data, text)
     if vocab is not None:
         level = vocab.level_used
-        parts = _in_parts(data, level.cut(whole))
+        parts = _in_parts(data, level.cut(whole), level.units)
     else:
         level, parts = _learned(data, whole)
         assert data.min_freq is not None
@@ -358,19 +358,20 @@ def _learned(data: Data, text: str | bytes) -> tuple[Level, corpus.Split]:
     end = round(len(text) * (1 - data.validation - data.test))
     while True:
         level = level_of(data.level).learned(text[:end], data.vocab_size, data.tokenizer)
-        parts = _in_parts(data, level.cut(text))
+        parts = _in_parts(data, level.cut(text), level.units)
         if data.tokenizer or level.covers(parts.train, text[:end]):
             return level, parts
         end = round(0.95 * level.characters(parts.train))
 
 
-def _in_parts(data: Data, cut: Any) -> corpus.Split:
+def _in_parts(data: Data, cut: Any, units: str) -> corpus.Split:
     """The first `max_tokens` in three parts: to train on, to choose by, to report.
 
     With `train_tokens` the first part has at most so many, and the others, which come right after
     it, as many as make the same shares.
     """
     cut = cut[: data.max_tokens] if data.max_tokens else cut
+    _check_holds_out(data, len(cut), units)
     parts = corpus.split(cut, validation=data.validation, test=data.test)
     if not 0 < data.train_tokens < len(parts.train):
         return parts
@@ -378,7 +379,33 @@ def _in_parts(data: Data, cut: Any) -> corpus.Split:
     trained = 1 - data.validation - data.test
     second = first + round(first * data.validation / trained)
     third = second + round(first * data.test / trained)
+    _check_holds_out(data, third, units)
     return corpus.Split(cut[:first], cut[first:second], cut[second:third])
+
+
+def _check_holds_out(data: Data, tokens: int, units: str) -> None:
+    if any(share and not round(tokens * share) for share in (data.validation, data.test)):
+        raise too_few_to_hold_out(data, tokens, units)
+
+
+def too_few_to_hold_out(data: Data, tokens: int, units: str) -> UserError:
+    """A text of which the smallest part that is held out has no token, or none to predict."""
+    shares = {name: getattr(data, name) for name in CUTS if getattr(data, name)}
+    share = min(shares.values())
+    return UserError(
+        f"{named_text(data)}: {counted(tokens, units)}, too few to hold out {100 * share:g} % of "
+        "them",
+        hint=f"{math.ceil(2 / share):,} are enough; or "
+        f"{' '.join(f'{name}=0' for name in shares)} for none",
+    )
+
+
+def named_text(data: Data) -> str:
+    """The text, to be named in a refusal: a file below this folder as one types it."""
+    source, here = Path(data.source), Path.cwd()
+    if str(source) == "-":
+        return "the text"
+    return str(source.relative_to(here) if source.is_relative_to(here) else source)
 
 
 def check_not_empty(vocab: Vocab) -> None:
@@ -386,8 +413,8 @@ def check_not_empty(vocab: Vocab) -> None:
     if vocab.token_freqs and all(n < vocab.min_freq for _, n in vocab.token_freqs):
         token, n = vocab.token_freqs[0]
         raise UserError(
-            f"min_freq={vocab.min_freq} leaves no token: the most frequent, {token!r}, occurs {n} "
-            "times",
+            f"min_freq={vocab.min_freq} leaves no token: the most frequent, {token!r}, occurs "
+            f"{counted(n, 'times')}",
             hint=f"min_freq={n} keeps it, min_freq=0 keeps all",
         )
 
