@@ -3,7 +3,7 @@
  *     p ∝ exp((o - max o) / temperature) of what top-k and then top-p leave,   the first v with Σ_{i ≤ v} p_i > u
  *
  * or by a beam, the texts of the highest Σ log p of all that continue those of the step before. Python's own way is in
- * generation.py (`Sampling`, `_steps_of_a_beam`), and is what this one is tested against. Of equal scores the lower id counts
+ * generation/ (`sampling.Sampling`, `beams`), and is what this one is tested against. Of equal scores the lower id counts
  * as the higher. All in double, so only such variants have it. */
 #pragma once
 #include "product.h"
