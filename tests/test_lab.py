@@ -248,11 +248,13 @@ def test_the_page_itself_has_no_inline_script_and_asks_nobody_else():
         "a\\b",
         "%00",
         ".lab",
+        "a" * 256,
     ],
 )
 def test_no_name_leads_out_of_the_root(page, lab, finished, name, tmp_path):
     secret = tmp_path / "secret"
     subprocess.run(["cp", "-r", str(lab.shelf.root / finished), str(secret)], check=True)
+    lab.shelf.jobs.mkdir(exist_ok=True)
     for rest in ("", "/stream", "/frame", "/pictures/perplexity.svg"):
         assert page.get(f"/api/runs/{name}{rest}").status_code in (403, 404), rest
     for rest in ("/write", "/inside/surprise", "/tell", "/change"):

@@ -402,6 +402,13 @@ def test_a_saved_model_comes_back_whole(tmp_path, source, options):
     assert back.generate(9, seed=4) == model.generate(9, seed=4)
 
 
+def test_a_saved_model_of_sentences_shorter_than_its_order_comes_back(tmp_path):
+    model = NgramModel.fit([["a"], ["b"]], order=5, boundaries=True)  # no sentence has 5-grams
+    model.save(tmp_path / "model")
+    back = NgramModel.load(tmp_path / "model")
+    assert np.array_equal(back.log_probabilities([["a"]]), model.log_probabilities([["a"]]))
+
+
 def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     from safetensors.numpy import save_file
 

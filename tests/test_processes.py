@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -312,6 +313,20 @@ def test_one_four_three_one_processes_with_kills_end_in_the_same_weights(tmp_pat
     subprocess.run([*alone, "--resume", run], check=True, capture_output=True)
     assert not list(run.glob("state-*.safetensors"))
     assert same(whole, run)
+
+
+def test_two_processes_go_on_with_other_options_as_one_does(tmp_path, text):
+    """All of them take part in the checkpoint that has the change."""
+    run, shared = tmp_path / "run", tmp_path / "shared"
+    begun = ["-m", "elman", "train", text, "--out", run, *OPTIONS.split(), "--epochs", "1"]
+    subprocess.run([sys.executable, *begun], check=True, capture_output=True)
+    shutil.copytree(run, shared)
+    changed = ["--epochs", "2", "--learning-rate", "0.003"]
+    again = ["-m", "elman", "train", "--resume", run, *changed]
+    subprocess.run([sys.executable, *again], check=True, capture_output=True)
+    status, _, err = torchrun(2, "-m", "elman", "train", "--resume", shared, *changed, timeout=120)
+    assert status == 0, err
+    assert same(run, shared)
 
 
 @pytest.mark.slow

@@ -329,7 +329,8 @@ def _is_long(source: str) -> bool:
 
 def _is_name(id: str) -> bool:
     """Whether an id can be the name of a folder right below another."""
-    return id not in ("", ".", "..") and "/" not in id and "\\" not in id and "\0" not in id
+    is_short = len(os.fsencode(id)) < 256  # as file systems have them
+    return is_short and id not in ("", ".", "..") and not set("/\\\0") & set(id)
 
 
 def typed(given: dict[str, Any]) -> dict[str, Any]:

@@ -384,7 +384,7 @@ class Run:
                 draft.unlink()
         if any(training.processes.agree(self.forgotten)):
             self.save_state(training, 0)  # before a new record is begun, which is shorter
-        return options if self.writes else None
+        return options
 
 
 # ---------------------------------------------------------------------- small helpers

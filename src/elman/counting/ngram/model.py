@@ -248,7 +248,7 @@ def _table(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> BackoffTab
     fits = sizes[0] == about["base"]
     fits &= all(len(p) == size for p, size in zip(log_p, sizes, strict=True))
     fits &= all(len(w) == size + 1 for w, size in zip(weights, sizes, strict=False))
-    fits &= all(k.dtype == np.int64 and (np.diff(k) > 0).all() and k[:1] >= 0 for k in keys)
+    fits &= all(k.dtype == np.int64 and (np.diff(k) > 0).all() and (k >= 0).all() for k in keys)
     if not fits:
         raise ValueError("its arrays do not fit together")
     return BackoffTable(about["base"], keys, log_p, weights, about["to_unigram"])
