@@ -453,6 +453,12 @@ def test_forgetting_refuses_lags_beyond_the_passage():
         forgetting(Passage.run(m, inputs(m, 60, batch=1)[0]), lags=60)
 
 
+def test_forgetting_looks_as_far_as_a_short_passage_goes():
+    m = module("gru")
+    passage = Passage.run(m, inputs(m, 60, batch=1)[0])
+    assert (forgetting(passage).distance == forgetting(passage, lags=59).distance).all()
+
+
 # ---------------------------------------------------------------------- the overlap
 
 

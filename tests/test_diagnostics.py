@@ -316,6 +316,11 @@ def test_singular_values_of_a_linear_network_are_those_of_the_powers():
     )
 
 
+def test_singular_values_look_as_far_as_a_short_passage_goes():
+    assert d.singular_values(linear(np.eye(2), 40)).lags == (1, 2, 4, 8, 16, 32)
+    assert d.singular_values(linear(np.eye(2), 9), start=1).lags == (1, 2, 4, 8)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_singular_values_are_those_of_autograds_jacobian(cell):
     """Of a cell whose Jacobian is another at every step."""

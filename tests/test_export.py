@@ -143,6 +143,26 @@ def _export_of_any_batch_and_any_time(path: Path) -> None:
     agree(session(*other), outputs(module, other))
 
 
+STEP_BY_STEP = {
+    "a cell": lambda: nn.Layers("layer_norm_lstm", INPUT, HIDDEN),
+    "a cell of one's own": lambda: nn.Recurrent(torch.nn.GRUCell(INPUT, HIDDEN)),
+}
+
+
+@pytest.mark.parametrize("made", STEP_BY_STEP.values(), ids=STEP_BY_STEP)
+def test_onnx_of_what_is_written_down_step_by_step_takes_any_batch(made, tmp_path):
+    torch.manual_seed(0)
+    module = made().eval()
+    axes = {"input_names": ["x"], "dynamic_axes": {"x": {1: "batch"}}}
+    x = torch.randn(STEPS, BATCH, INPUT)
+    session = InOnnx(module, (x,), tmp_path, dynamo=False, **axes)
+    trace = torch.jit.trace(module, (x,))
+    for rows in (1, BATCH + 1):
+        other = (torch.randn(STEPS, rows, INPUT),)
+        agree(session(*other), outputs(module, other))
+        agree(outputs(trace, other), outputs(module, other))
+
+
 @pytest.mark.parametrize("name", ["linear", "lstm, projected"])
 def test_onnx_of_what_is_written_down_step_by_step_refuses_another_length(name, tmp_path):
     module = made(name)

@@ -608,6 +608,10 @@ def test_a_kernel_asked_for_by_name_is_never_replaced(monkeypatch):
             lambda: nn.GRU(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(1, 2, 4),) * 2),
             "state of GRU must be one tensor h0; leave it out to begin at zero",
         ),
+        (  # and nothing of torch.nn.Layers, which there is not
+            lambda: nn.Layers("lstm", 3, 4)(torch.zeros(5, 2, 3), torch.zeros(1, 2, 4)),
+            r"state of Layers must be a pair of tensors \(h0, c0\); .* begin at zero$",
+        ),
         (
             lambda: nn.RNN(3, 4, nonlinearity="sine"),
             "nonlinearity='sine' is unknown; choose tanh, relu or linear",

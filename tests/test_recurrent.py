@@ -542,6 +542,13 @@ def test_what_cannot_be_served_is_refused_with_a_reason():
         rnn(torch.zeros(0, 2, INPUT))
     with pytest.raises(UserError, match="at least"):
         rnn(torch.zeros(3))
+    for cell in (nn.GRUCell(1, 1), nn.LSTMCell(1, 1)):  # torch's LSTMCell would crash
+        with pytest.raises(UserError, match=r"reads \(time, batch, 1\); .*xs.unsqueeze\(1\)"):
+            Recurrent(cell)(torch.zeros(5, 1))
+        with pytest.raises(UserError, match=rf"{type(cell).__name__} reads"):
+            Recurrent(cell)(pack_sequence([torch.zeros(2), torch.zeros(1)]))
+    with pytest.raises(UserError, match=r"reads \(batch, time, 1\); .*xs.unsqueeze\(0\)"):
+        Recurrent(nn.LSTMCell(1, 1), batch_first=True)(torch.zeros(5, 1))
     with pytest.raises(UserError, match="must nest tensors only"):
         rnn(torch.zeros(3, 2, INPUT), (torch.zeros(2, HIDDEN), 1.5))
     with pytest.raises(UserError, match=r"Linear has no initial_state\(batch\)"):

@@ -51,9 +51,9 @@ def first_state(cell: nn.Module, x: Tensor) -> Nest:
     """The state before the first step: `cell.initial_state(batch)`, or zeros for a torch cell."""
     initial = getattr(cell, "initial_state", None)
     if initial is not None:
-        return initial(len(x))
+        return initial(x.shape[0])  # not len(x): a trace would keep its example's
     if isinstance(cell, nn.RNNCellBase):
-        h = cell.weight_hh.new_zeros(len(x), cell.hidden_size)
+        h = cell.weight_hh.new_zeros(x.shape[0], cell.hidden_size)
         return (h, h) if isinstance(cell, nn.LSTMCell) else h
     raise UserError(
         f"{type(cell).__name__} has no initial_state(batch) and no state was passed",

@@ -46,7 +46,7 @@ class LayerNormLstm(Cell):
 
 
 def _normal(a: Tensor, gain: Tensor) -> Tensor:
-    return layer_norm(a, a.shape[-1:], gain)
+    return layer_norm(a, gain.shape, gain)
 
 
 LAYER_NORM_LSTM = LayerNormLstm()

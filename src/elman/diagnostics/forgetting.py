@@ -61,8 +61,14 @@ class Forgetting:
         return float(np.polyfit(alive, np.log(self.distance[alive]), 1)[0])
 
 
-def forgetting(passage: Passage, lags: int = 256, probes: int = 6, seed: int = 0) -> Forgetting:
-    """Follow changes for `lags` steps from moments spread evenly over the passage."""
+def forgetting(
+    passage: Passage, lags: int | None = None, probes: int = 6, seed: int = 0
+) -> Forgetting:
+    """Follow changes for `lags` steps from moments spread evenly over the passage.
+
+    None: 256, or as many as the passage has.
+    """
+    lags = max(1, min(256, len(passage) - 1)) if lags is None else lags
     if not 1 <= lags < len(passage):
         raise UserError(
             f"lags={lags} must be at least 1 and below the {len(passage)} steps of the passage",

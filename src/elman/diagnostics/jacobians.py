@@ -31,12 +31,15 @@ class SingularValues:
 
 
 def singular_values(
-    passage: Passage, lags: tuple[int, ...] = (1, 2, 4, 8, 16, 32), start: int = 0
+    passage: Passage, lags: tuple[int, ...] | None = None, start: int = 0
 ) -> SingularValues:
     """How much a change at `start` can grow or shrink in every direction, k steps later.
 
+    Without `lags`, k is 1, 2, 4, 8, 16 and 32, as far as the passage goes.
     For a linear cell the product is the power W_hhᵏ of equation (9) in the notes.
     """
+    if lags is None:
+        lags = tuple(k for k in (1, 2, 4, 8, 16, 32) if k == 1 or start + k <= len(passage))
     if not lags or min(lags) < 1 or start + max(lags) > len(passage):
         raise UserError(
             f"lags {lags} from step {start} must lie within the passage of {len(passage)} steps",

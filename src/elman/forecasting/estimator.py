@@ -121,7 +121,8 @@ class SeriesForecaster:
     def predict(self, data: Any = None, *, steps: int | None = None) -> Any:
         """What comes after the data it was fitted on, or after newer `data`: one row a step.
 
-        Columns are `unique_id`, `ds`, the model's name and its intervals, `auto-lo-80` and so on.
+        Columns are `unique_id`, `ds`, the model's name and its intervals, `auto-lo-80` and so on;
+        one that was loaded names them after no model: `forecast`, `forecast-lo-80`.
         A series in `data` that `fit` did not see is forecast by what most others have, fitted on
         it; one that is too short for `fit` has no rows here either. `notes_` names them.
         """

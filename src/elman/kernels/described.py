@@ -24,7 +24,8 @@ import platformdirs
 from elman.cells import Cell
 from elman.cells.described import Described
 from elman.cells.expressions import Expression, cpp, given, hoisted, replaced
-from elman.files import BLANK_SEAL, seal_holds, sealed
+from elman.errors import UserError
+from elman.files import BLANK_SEAL, atomic, seal_holds, sealed
 from elman.kernels.contract import Piece
 from elman.kernels.cpu import library
 from elman.kernels.cpu.library import DOUBLE, FLOAT, KINDS, OwnArguments
@@ -97,28 +98,32 @@ def _made(cell: Described, kind: int) -> ctypes.CDLL | str:
     if made := _opened(file):
         return made
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _compiled(text, compiler, file)
-    except OSError as problem:  # it may not be kept there
-        kept = f"compiled cells cannot be kept in {file.parent} ({problem.strerror})"
-    try:
         with tempfile.TemporaryDirectory() as folder:
-            made = _compiled(text, compiler, Path(folder) / file.name)
+            fresh = Path(folder) / file.name
+            problem = _compile(text, compiler, fresh)
+            if problem is not None:
+                return f"{compiler} could not compile it: {problem}"
+            file = file if _keep(fresh, file) else fresh
+            return _opened(file) or f"what {compiler} made of it, {file}, cannot be loaded"
     except OSError as problem:
-        return f"{kept}, nor made in {tempfile.gettempdir()} ({problem.strerror})"
-    warnings.warn(
-        f"{kept}, so every process compiles its own; XDG_CACHE_HOME names another folder",
-        stacklevel=2,
-    )
-    return made
+        return f"it cannot be compiled in a temporary folder: {problem.strerror}"
 
 
-def _compiled(text: str, compiler: str, file: Path) -> ctypes.CDLL | str:
-    """The same, compiled now; an OSError where the file cannot be written."""
-    problem = _compile(text, compiler, file)
-    if problem is not None:
-        return f"{compiler} could not compile it: {problem}"
-    return _opened(file) or f"what {compiler} made of it, {file}, cannot be loaded"
+def _keep(fresh: Path, file: Path) -> bool:
+    """Whether what was compiled now lies in the cache, for other processes; a warning if not."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic(file) as draft:
+            shutil.copyfile(fresh, draft)
+    except (OSError, UserError) as problem:  # it serves this process all the same
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        warnings.warn(
+            f"compiled cells cannot be kept in {file.parent} ({why}), so every process compiles "
+            "its own; XDG_CACHE_HOME names another folder",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def _opened(file: Path) -> ctypes.CDLL | None:
@@ -151,20 +156,18 @@ def _cached(text: str, compiler: str) -> Path:
 
 
 def _compile(text: str, compiler: str, file: Path) -> str | None:
-    """Make the file, whole or not at all; returns the compiler's complaint if there is one."""
-    with tempfile.TemporaryDirectory(dir=file.parent) as work:
-        code, made = Path(work) / "cell.cpp", Path(work) / "cell.so"
-        code.write_text(text)
-        sources = [str(code), str(HOME / "threads.cpp")]
-        command = [compiler, *FLAGS, f"-I{HOME}", *sources, "-o", str(made), "-ldl", "-lpthread"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as problem:  # it is no program
-            return str(problem)
-        if done.returncode:
-            return (done.stderr.strip().splitlines() or ["no message"])[0]
-        made.write_bytes(sealed(made.read_bytes() + BLANK_SEAL.encode()))
-        made.replace(file)
+    """Make the file; returns the compiler's complaint if there is one."""
+    code = file.with_suffix(".cpp")
+    code.write_text(text)
+    sources = [str(code), str(HOME / "threads.cpp")]
+    command = [compiler, *FLAGS, f"-I{HOME}", *sources, "-o", str(file), "-ldl", "-lpthread"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as problem:  # it is no program
+        return str(problem)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["no message"])[0]
+    file.write_bytes(sealed(file.read_bytes() + BLANK_SEAL.encode()))
     return None
 
 

@@ -60,10 +60,10 @@ def checked_state(
         name, zeros = type(module).__name__, "leave it out to begin at zero"
         if len(names) == 1:
             raise UserError(f"the initial state of {name} must be one tensor h0", hint=zeros)
+        asks = f"; code that asks isinstance(…, torch.nn.{name}) must ask for elman.nn.{name}, too"
         raise Misfit(
             f"the initial state of {name} must be a pair of tensors ({', '.join(names)})",
-            hint=f"{zeros}; code that asks isinstance(…, torch.nn.{name}) must ask for "
-            f"elman.nn.{name}, too",
+            hint=zeros + (asks if hasattr(torch.nn, name) else ""),
         )
     for name, s, n in zip(names, state, sizes, strict=True):
         rule = (places, rows, n) if batched else (places, n)

@@ -29,6 +29,7 @@ from elman.recurrence.walk import OverTime, Walk, per_row
 FULL, STORED, STEPPED = Full(), Stored(), Stepped()
 CHECKED = {"carry": checked_carry, "memory": checked_memory, "time": checked_time}
 """What a module may be given at any time, and what refuses anything else."""
+TORCHS = (nn.RNNCell, nn.GRUCell, nn.LSTMCell)
 
 
 class Recurrent(nn.Module):
@@ -95,6 +96,7 @@ class Recurrent(nn.Module):
         if traced.listening():
             raise traced.unpackable(type(self.cell).__name__)
         xs, lengths = pad_packed_sequence(PackedSequence(packed.data, packed.batch_sizes))
+        _check_input(self.cell, xs, batch_first=False)
         lengths = lengths.to(xs.device)
         state = custom.first_state(self.cell, xs[0]) if state is None else state
         _check_state(pytree.tree_leaves(state), len(lengths))
@@ -157,6 +159,7 @@ class Recurrent(nn.Module):
             )
         if xs.dim() < 2:
             raise UserError(f"xs of shape {tuple(xs.shape)} must be at least (time, batch)")
+        _check_input(self.cell, xs, self.batch_first)
         xs = xs.transpose(0, 1) if self.batch_first else xs
         if len(xs) == 0:
             raise UserError(f"xs of shape {tuple(xs.shape)} has no time steps")
@@ -182,6 +185,16 @@ class Recurrent(nn.Module):
         settings = [f"batch_first={self.batch_first}"] if self.batch_first else []
         settings += [] if self.carry == FULL else [f"carry={self.carry}"]
         return ", ".join(settings + ([] if self.memory == STORED else [f"memory={self.memory}"]))
+
+
+def _check_input(cell: nn.Module, xs: Tensor, batch_first: bool) -> None:
+    """Refuse to torch's cells what they would not: their native code reads beyond such a row."""
+    if type(cell) in TORCHS and xs.dim() != 3:
+        raise UserError(
+            f"xs has shape {tuple(map(int, xs.shape))}; a {type(cell).__name__} reads "
+            f"({'batch, time' if batch_first else 'time, batch'}, {cell.input_size})",
+            hint=f"one sequence is a batch of one: xs.unsqueeze({0 if batch_first else 1})",
+        )
 
 
 def _check_state(leaves: list[Any], batch: int) -> None:
