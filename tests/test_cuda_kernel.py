@@ -523,6 +523,26 @@ def test_float32_obeys_torchs_switch_for_recurrent_layers(tf32):
         assert torch.backends.cuda.matmul.fp32_precision == before
 
 
+def test_an_interrupt_leaves_the_switch_to_other_threads(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda, "precision", interrupted)
+    with pytest.raises(KeyboardInterrupt), cuda.large_products(torch.float32):
+        pass
+    taken = []
+
+    def take() -> None:
+        taken.append(cuda._ONE_SWITCH.acquire(timeout=1))
+        if taken[0]:
+            cuda._ONE_SWITCH.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken == [True]
+
+
 def test_threads_never_see_the_switch_that_another_has_set_for_its_products(monkeypatch):
     monkeypatch.setattr(cuda, "precision", lambda: "tf32")
     matmul = torch.backends.cuda.matmul

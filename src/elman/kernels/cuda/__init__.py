@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -384,7 +385,7 @@ def arithmetic(dtype: torch.dtype) -> int:
 
 def large_products(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
     """Large products of a float32 layer as its loop: the switch of RNNs covers both."""
-    return contextlib.nullcontext() if dtype in HALF else _Switched()
+    return contextlib.nullcontext() if dtype in HALF else _switched()
 
 
 def as_switched(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -401,22 +402,20 @@ _ONE_SWITCH = threading.RLock()
 """Held by the thread that has torch's switch for products set otherwise, or must not have it so."""
 
 
-@final
-class _Switched(contextlib.AbstractContextManager[None]):
+@contextlib.contextmanager
+def _switched() -> Iterator[None]:
     """`torch.backends.cuda.matmul.fp32_precision`, torch's switch for products, as that of RNNs."""
-
-    def __enter__(self) -> None:
-        _ONE_SWITCH.acquire()
-        self.before = torch._C._get_fp32_precision_getter("cuda", "matmul")
+    with _ONE_SWITCH:  # and not acquire, after which an interrupt would leave it held
+        before = torch._C._get_fp32_precision_getter("cuda", "matmul")
         wanted = "tf32" if precision() == "tf32" else "ieee"
-        self.changed = self.before != wanted
-        if self.changed:
-            torch._C._set_fp32_precision_setter("cuda", "matmul", wanted)
-
-    def __exit__(self, *_: object) -> None:
-        if self.changed:
-            torch._C._set_fp32_precision_setter("cuda", "matmul", self.before)
-        _ONE_SWITCH.release()
+        if before == wanted:
+            yield
+            return
+        torch._C._set_fp32_precision_setter("cuda", "matmul", wanted)
+        try:
+            yield
+        finally:
+            torch._C._set_fp32_precision_setter("cuda", "matmul", before)
 
 
 KERNEL = Cuda()

@@ -51,21 +51,7 @@ DEVICE void multiply(const Matrix& A, int buffer) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, m0 = warp / WARPS_K * M_TILES * 16, slice = warp % WARPS_K;
     const u32 from = shared_address(vector(buffer, lane % 8)) + slice * K_TILES * 32 + lane / 8 * 16;
     float d[CHAINS][ROW_TILES][M_TILES][4] = {};
-#pragma unroll
-    for (int k = 0; k < K_TILES; k += 2) {
-        u32 b[ROW_TILES][4];
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) load_fragments(b[r], from + r * 8 * PITCH + k * 32);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                u32 a[4];
-                A.read(a, (k + j) * M_TILES + m, shared_tiles());
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) multiply_add(d[(k + j) % CHAINS][r][m], a, b[r][2 * j], b[r][2 * j + 1]);
-            }
-    }
+    multiply_all<K_TILES, PITCH>(d, A, shared_tiles(), from);
     store_sums(d, lane, m0, [&](int row) { return partials(buffer, slice, row); });
 }
 

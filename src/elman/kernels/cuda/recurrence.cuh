@@ -93,6 +93,26 @@ struct Matrix {
     }
 };
 
+// All tiles of a warp, M_TILES down, times R tiles of rows, which lie PITCH bytes apart from `from` on.
+template <int K_TILES, int PITCH, int CHAINS, int R, int M_TILES>
+DEVICE void multiply_all(float (&d)[CHAINS][R][M_TILES][4], const Matrix& A, const uint4* shared_tiles, u32 from) {
+#pragma unroll
+    for (int k = 0; k < K_TILES; k += 2) {
+        u32 b[R][4];
+#pragma unroll
+        for (int r = 0; r < R; r++) load_fragments(b[r], from + r * 8 * PITCH + k * 32);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                u32 a[4];
+                A.read(a, (k + j) * M_TILES + m, shared_tiles);
+#pragma unroll
+                for (int r = 0; r < R; r++) multiply_add(d[(k + j) % CHAINS][r][m], a, b[r][2 * j], b[r][2 * j + 1]);
+            }
+    }
+}
+
 // Tiles m and m + 1 of a warp, where there are two, times R tiles of rows, which lie PITCH bytes apart from `from` on.
 template <int M_TILES, int K_TILES, int PITCH, int CHAINS, int R>
 DEVICE void multiply_two(float (&d)[2][CHAINS][R][4], const Matrix& A, const uint4* shared_tiles, int m, u32 from) {

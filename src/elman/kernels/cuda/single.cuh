@@ -159,18 +159,7 @@ DEVICE Sums multiply(const Matrix& A, int use) {
     const int lane = threadIdx.x % 32;
     const u32 from = shared_address(vector(use % 2, lane % 8)) + lane / 8 * 16;
     float d[CHAINS][ROW_TILES][M_TILES][4] = {};
-#pragma unroll
-    for (int k = 0; k < K_TILES; k += 2) {
-        u32 b[ROW_TILES][4];
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) load_fragments(b[r], from + r * 8 * PITCH + k * 32);
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-#pragma unroll
-            for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) multiply_add(d[(k + j) % CHAINS][r][m], A.tile[(k + j) * M_TILES + m], b[r][2 * j], b[r][2 * j + 1]);
-    }
+    multiply_all<K_TILES, PITCH>(d, A, nullptr, from);
     Sums sums;
     const bool odd = lane / 4 % 2;
 #pragma unroll
